@@ -1,0 +1,1 @@
+"""Model classes. They know nothing of low precision; :func:`engine.models.registry.build_model` picks one."""
