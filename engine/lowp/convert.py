@@ -79,7 +79,7 @@ def convert(model: nn.Module, recipe: RecipeConfig, *, scheme: LinearScheme | No
             )
     if problems:
         raise ConfigError(problems)
-    state = LowpState()
+    state = LowpState(recipe.switches.hadamard)
     for fqn in chosen:
         parent, _, name = fqn.rpartition(".")
         setattr(model.get_submodule(parent), name, LowpLinear(linears[fqn], fqn=fqn, scheme=scheme, state=state))

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.formats import Hadamard, OperandOptions, combine_keys, operand_key, qdq, step_key
+from engine.formats import Hadamard, OperandOptions, combine_keys, make_hadamard, operand_key, qdq, step_key
 from engine.lowp.scheme import LinearScheme
 
 
 class LowpState:
     """What all low-precision layers of a model share: the step's random keys and transform, and counters."""
 
-    def __init__(self) -> None:
-        self.step_key = step_key(0, 0, 0)
+    def __init__(self, hadamard: str = "none") -> None:
+        self.hadamard = hadamard
+        """Kind of the wgrad transform."""
+        self.step_key = 0
         """64-bit key of (seed, step, micro-batch) for stochastic rounding."""
         self.transform: Hadamard | None = None
         """The step's Hadamard, one for all layers, the same in forward and backward."""
@@ -30,10 +32,15 @@ class LowpState:
         self.gemms: dict[str, dict[str, int]] = defaultdict(lambda: {"fprop": 0, "dgrad": 0, "wgrad": 0})
         """Training GEMMs that ran with a quantised operand, per layer."""
         self._nonfinite: list[Tensor] = []
+        self._transform_of: tuple[int, int] | None = None
+        self.set_step(0, 0, 0)
 
     def set_step(self, seed: int, step: int, micro_batch: int) -> None:
-        """Key the stochastic rounding of the micro-batch that comes next."""
+        """Prepare the micro-batch that comes next: key its stochastic rounding, draw the step's Hadamard."""
         self.step_key = step_key(seed, step, micro_batch)
+        if self.hadamard != "none" and self._transform_of != (seed, step):
+            self.transform = make_hadamard(self.hadamard, seed=seed, step=step)
+            self._transform_of = (seed, step)
 
     def add_nonfinite(self, count: Tensor) -> None:
         """Remember the number of non-finite blocks of one operand (0-dim int64, not synchronised)."""

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from engine.config import RunConfig
-from engine.formats import make_hadamard
 from engine.lowp.convert import Conversion, convert
 
 
@@ -38,14 +37,9 @@ class Recipe:
         return self.conversion.layers if self.conversion else ()
 
     def pre_micro_batch(self, step: int, micro_batch: int) -> None:
-        """Set the random keys of a micro-batch and, on a step's first one, draw the step's Hadamard."""
-        if self.conversion is None:
-            return
-        state = self.conversion.state
-        state.set_step(self.seed, step, micro_batch)
-        kind = self.config.switches.hadamard
-        if kind != "none" and micro_batch == 0:
-            state.transform = make_hadamard(kind, seed=self.seed, step=step)
+        """Set the random keys and the Hadamard draw of a micro-batch (step 1-based)."""
+        if self.conversion is not None:
+            self.conversion.state.set_step(self.seed, step, micro_batch)
 
     def take_nonfinite_blocks(self) -> int | None:
         """Return the number of non-finite blocks since the last call; None when nothing is quantised."""
