@@ -1,0 +1,82 @@
+"""Publish a folder whole or not at all, one writer at a time. Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def lock_beside(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock file ``.<name>.lock`` next to ``path``; the kernel frees it however the process ends.
+
+    ``on_wait`` is called once with the holder's pid and host if another process holds it. The file is removed at the
+    end, under the lock; who waited on the removed file sees that and locks the new one.
+    """
+    name = path.parent / f".{path.name}.lock"
+    told = False
+    while True:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    on_wait(os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process")
+                    told = True
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                current = os.stat(name).st_ino == os.fstat(fd).st_ino
+            except FileNotFoundError:
+                current = False
+            if not current:
+                continue
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            try:
+                yield
+            finally:
+                os.unlink(name)
+            return
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def publish(path: Path) -> Iterator[Path]:
+    """Give an empty folder next to ``path`` to fill, and rename it to ``path`` if the block ends without an exception.
+
+    Needs :func:`lock_beside`: what an earlier, killed writer left is removed. A folder already at ``path`` is replaced.
+    """
+    partial = path.parent / f".{path.name}.partial"
+    old = path.parent / f".{path.name}.old"
+    for leftover in (partial, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    partial.mkdir()
+    try:
+        yield partial
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if path.exists():
+            path.rename(old)
+        partial.rename(path)
+        _sync(path.parent)
+    finally:
+        for leftover in (partial, old):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
