@@ -14,6 +14,7 @@ from typing import TextIO
 from engine.config import ConfigError, DataConfig, Problem
 
 FAILED, CONFIG, INTERRUPTED = 1, 64, 130
+SHOWN = 50
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,8 +64,10 @@ def _flag(problem: Problem) -> str:
 
 
 def _report(error: ConfigError) -> int:
-    for problem in error.problems:
+    for problem in error.problems[:SHOWN]:
         print(f"engine.data: {_flag(problem)}", file=sys.stderr)
+    if len(error.problems) > SHOWN:
+        print(f"engine.data: and {len(error.problems) - SHOWN} more problems", file=sys.stderr)
     return CONFIG
 
 

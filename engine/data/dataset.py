@@ -60,7 +60,7 @@ class TokenDataset:
         verify_files(self.path, self.meta)
 
     def num_train_windows(self, seq_len: int) -> int:
-        """Count the windows of one epoch: window i is tokens i·seq_len .. (i + 1)·seq_len, the last one a target only."""
+        """Count the windows of one epoch: window i is tokens i·seq_len .. (i + 1)·seq_len, the last a target only."""
         return max(0, (self.meta.n_train_tokens - 1) // seq_len)
 
     def num_val_windows(self, seq_len: int) -> int:
@@ -145,7 +145,8 @@ class TokenDataset:
             problems.append(
                 Problem(
                     path=("training", "global_batch_size"),
-                    message=f"{global_batch_size} is no multiple of local_batch_size {local_batch_size} x {world_size} ranks",
+                    message=f"{global_batch_size} is not divisible by local_batch_size {local_batch_size} "
+                    f"x world_size {world_size}",
                 )
             )
         for name, value, low, high in (

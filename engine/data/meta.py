@@ -24,6 +24,7 @@ META_FILE = "meta.json"
 TOKENIZER_FILE = "tokenizer.json"
 TRAIN_FILE = "train-00000.bin"
 VAL_FILE = "val-00000.bin"
+DATA_FILES = (META_FILE, TOKENIZER_FILE, TRAIN_FILE, VAL_FILE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +169,11 @@ def load_meta(folder: Path) -> Meta:
     computed = corpus_digest(dtype=meta.dtype, tokenizer=meta.tokenizer, files=meta.files)
     if computed != meta.digest:
         raise _fail(f"{path} was edited: it says digest {meta.digest}, its fields give {computed}", again)
+    itemsize = 2 if meta.dtype == "uint16" else 4
     problems = []
+    for name, n_tokens in ((TRAIN_FILE, meta.n_train_tokens), (VAL_FILE, meta.n_val_tokens)):
+        if {file.bytes for file in meta.files if file.name == name} != {n_tokens * itemsize}:
+            problems.append(f"{path} contradicts itself: {name} does not hold {n_tokens} tokens of {meta.dtype}")
     for file in meta.files:
         try:
             size = (folder / file.name).stat().st_size

@@ -7,21 +7,17 @@ and decides where it goes, the second writes tokens. A BPE adds one pass over th
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.config import ConfigError, DataConfig, Problem, canonical_json
 from engine.data.folder import lock_beside, publish
 from engine.data.meta import (
+    DATA_FILES,
     META_FILE,
     META_VERSION,
     TOKENIZER_FILE,
@@ -36,6 +32,8 @@ from engine.data.meta import (
     load_meta,
     verify_files,
 )
+from engine.data.progress import Progress
+from engine.data.shards import ShardWriter, unigram_entropy
 from engine.data.sources import Document, Source, is_prepared, resolve_source
 from engine.data.tokenise import BpeTokenizer, ByteTokenizer, Tokenizer
 
@@ -45,39 +43,6 @@ TRAIN, VAL, DROP = 0, 1, 2
 
 def _problem(key: str, message: str, hint: str = "") -> Problem:
     return Problem(path=(key,), message=message, hint=hint)
-
-
-class Progress:
-    """Plain lines on stderr, at most one every ``every_s`` seconds; a short job prints none."""
-
-    def __init__(self, every_s: float = 2.0) -> None:
-        self._every_s = every_s
-        self._phase, self._total_bytes, self._done_bytes, self._documents = "", 0, 0, 0
-        self._started = self._last = time.monotonic()
-
-    def say(self, line: str) -> None:
-        """Print a line now."""
-        print(f"prepare: {line}", file=sys.stderr, flush=True)
-
-    def phase(self, name: str, total_bytes: int) -> None:
-        """Start counting towards ``total_bytes`` under a verb such as "read"."""
-        self._phase, self._total_bytes, self._done_bytes, self._documents = name, total_bytes, 0, 0
-        self._started = time.monotonic()
-
-    def add(self, n_bytes: int) -> None:
-        """Count one document."""
-        self._done_bytes += n_bytes
-        self._documents += 1
-        now = time.monotonic()
-        if now - self._last < self._every_s:
-            return
-        self._last = now
-        rate = self._done_bytes / max(now - self._started, 1e-9)
-        share = f" ({100 * self._done_bytes / self._total_bytes:.0f} %)" if self._total_bytes else ""
-        self.say(
-            f"{self._phase} {self._done_bytes / 1e6:.1f} of {self._total_bytes / 1e6:.1f} MB{share}, "
-            f"{self._documents:,} documents, {rate / 1e6:.1f} MB/s"
-        )
 
 
 @dataclass(slots=True)
@@ -132,7 +97,7 @@ def _scan(sources: list[Source], config: DataConfig, progress: Progress, problem
                 problems.append(
                     _problem(
                         "source",
-                        f"{document.origin} has byte 0 at offset {where} of its text, where the byte tokeniser ends documents",
+                        f"{document.origin} has byte 0 at offset {where} of its text; byte 0 ends a document",
                         "remove it, or take a BPE: --tokenizer bpe:2048",
                     )
                 )
@@ -171,47 +136,6 @@ def _too_small(plan: _Plan, val_fraction: float) -> list[Problem]:
     ]
 
 
-class _ShardWriter:
-    """Append tokens to one file; keep its hash and the count of each token id."""
-
-    def __init__(self, path: Path, dtype: str, vocab_size: int) -> None:
-        self.path, self.n_tokens = path, 0
-        self.counts = np.zeros(vocab_size, dtype=np.int64)
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._sha256 = hashlib.sha256()
-        self._file = path.open("wb")
-
-    def write(self, tokens: npt.NDArray[np.integer]) -> None:
-        """Append token ids, shape [n]."""
-        raw = tokens.astype(self._dtype).tobytes()
-        self._file.write(raw)
-        self._sha256.update(raw)
-        self.counts += np.bincount(tokens, minlength=len(self.counts))
-        self.n_tokens += len(tokens)
-
-    def close(self) -> FileMeta:
-        """Finish the file."""
-        self._file.close()
-        return FileMeta(name=self.path.name, bytes=self.path.stat().st_size, sha256=self._sha256.hexdigest())
-
-
-def unigram_entropy(train_counts: npt.NDArray[np.int64], val_counts: npt.NDArray[np.int64]) -> float:
-    """Return the cross-entropy of the training tokens' unigram model on the held-out tokens, nats per token.
-
-    −Σ_v (val_v / n_val) · ln((train_v + 1) / (n_train + V)), counts of shape [V]: add-one smoothed, so a token that
-    only the held-out split has costs much but not infinitely much. Separators count like any other token.
-    """
-    total, n_val = int(train_counts.sum()) + len(train_counts), int(val_counts.sum())
-    present = np.flatnonzero(val_counts)
-    return (
-        math.fsum(
-            int(n) * (math.log(total) - math.log(int(t) + 1))
-            for n, t in zip(val_counts[present], train_counts[present], strict=True)
-        )
-        / n_val
-    )
-
-
 def _documents(sources: list[Source], config: DataConfig, plan: _Plan) -> Iterator[tuple[int, Document]]:
     """Read the documents again, each with its split; refuse a corpus that changed since the first pass."""
     problems: list[Problem] = []
@@ -228,6 +152,20 @@ def _documents(sources: list[Source], config: DataConfig, plan: _Plan) -> Iterat
             _problem("source", "the sources changed while they were read", "run again when nobody writes to them")
         )
         raise ConfigError(problems)
+
+
+def _batches(documents: Iterator[tuple[int, Document]], progress: Progress) -> Iterator[tuple[int, list[bytes]]]:
+    """Group documents of one split, in order, to about BATCH_BYTES."""
+    batches: list[list[bytes]] = [[], []]
+    sizes = [0, 0]
+    for split, document in documents:
+        batches[split].append(document.data)
+        sizes[split] += len(document.data)
+        progress.add(len(document.data))
+        if sizes[split] >= BATCH_BYTES:
+            yield split, batches[split]
+            batches[split], sizes[split] = [], 0
+    yield from ((split, batch) for split, batch in enumerate(batches) if batch)
 
 
 def _tokenizer(sources: list[Source], config: DataConfig, plan: _Plan, progress: Progress) -> Tokenizer:
@@ -253,25 +191,14 @@ def _write(
 ) -> Meta:
     """Fill ``folder`` with shards, tokenizer.json and meta.json."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    writers = [_ShardWriter(folder / name, dtype, tokenizer.vocab_size) for name in (TRAIN_FILE, VAL_FILE)]
-    batches: list[list[bytes]] = [[], []]
-    sizes = [0, 0]
-
-    def flush(split: int) -> None:
-        if batches[split]:
-            writers[split].write(tokenizer.encode(batches[split]))
-        batches[split], sizes[split] = [], 0
-
     progress.phase("encoded", sum(plan.bytes))
-    for split, document in _documents(sources, config, plan):
-        progress.add(len(document.data))
-        batches[split].append(document.data)
-        sizes[split] += len(document.data)
-        if sizes[split] >= BATCH_BYTES:
-            flush(split)
-    flush(TRAIN)
-    flush(VAL)
-    files = [writer.close() for writer in writers]
+    with (
+        ShardWriter(folder / TRAIN_FILE, dtype, tokenizer.vocab_size) as train,
+        ShardWriter(folder / VAL_FILE, dtype, tokenizer.vocab_size) as val,
+    ):
+        for split, batch in _batches(_documents(sources, config, plan), progress):
+            (val if split == VAL else train).write(tokenizer.encode(batch))
+        files = [train.meta(), val.meta()]
     definition = tokenizer.definition()
     if definition is not None:
         (folder / TOKENIZER_FILE).write_bytes(definition)
@@ -283,15 +210,15 @@ def _write(
         vocab_size=tokenizer.vocab_size,
         separator=tokenizer.separator,
         dtype=dtype,
-        n_train_tokens=writers[TRAIN].n_tokens,
-        n_val_tokens=writers[VAL].n_tokens,
+        n_train_tokens=train.n_tokens,
+        n_val_tokens=val.n_tokens,
         n_documents=SplitCounts(train=plan.documents[TRAIN], val=plan.documents[VAL]),
         n_duplicates=plan.duplicates,
         n_empty=plan.empty,
         bytes=SplitCounts(train=plan.bytes[TRAIN], val=plan.bytes[VAL]),
         val_fraction=config.val_fraction,
         source=tuple(plan.source),
-        unigram_entropy=unigram_entropy(writers[TRAIN].counts, writers[VAL].counts),
+        unigram_entropy=unigram_entropy(train.counts, val.counts),
         files=tuple(files),
         digest=corpus_digest(dtype=dtype, tokenizer=config.tokenizer, files=files),
         request=_request(config, plan),
@@ -311,17 +238,26 @@ def _request(config: DataConfig, plan: _Plan) -> str:
 
 
 def _check_out(out: Path) -> list[Problem]:
-    if is_prepared(out) or not (out.exists() or out.is_symlink()):
+    """Refuse a place that holds anything but a prepared folder: nothing else is ever replaced."""
+    if not (out.exists() or out.is_symlink()):
         return []
     if not out.is_dir():
         return [_problem("out", f"{out} exists and is no folder", "give another --out")]
-    if any(out.iterdir()):
-        return [
-            _problem(
-                "out", f"{out} is a folder with other files in it", "give a new one; nothing of yours is overwritten"
-            )
-        ]
+    foreign = sorted(file.name for file in out.iterdir() if file.name not in DATA_FILES)
+    if foreign:
+        return [_problem("out", f"{out} holds other files ({', '.join(foreign[:3])})", "give a new folder")]
     return []
+
+
+@contextmanager
+def _reserved(out: Path, progress: Progress) -> Iterator[None]:
+    """Be the only one who prepares ``out``."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with lock_beside(out, lambda holder: progress.say(f"waiting for {holder}, which prepares {out}")):
+        problems = _check_out(out)
+        if problems:
+            raise ConfigError(problems)
+        yield
 
 
 def _reusable(
@@ -393,8 +329,7 @@ def prepare(
         return ", ".join(options) or "its documents differ from those of the sources now"
 
     request = _request(config, plan)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with lock_beside(out, lambda holder: progress.say(f"waiting for {holder}, which prepares {out}")):
+    with _reserved(out, progress):
         meta = _reusable(out, request, differs, force=force, progress=progress)
         if meta is not None:
             return meta, True
@@ -413,8 +348,7 @@ def _copy(source: Path, out: Path, *, force: bool, progress: Progress) -> tuple[
     )
     if out == source:
         return meta, True
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with lock_beside(out, lambda holder: progress.say(f"waiting for {holder}, which prepares {out}")):
+    with _reserved(out, progress):
         existing = _reusable(
             out,
             meta.request,

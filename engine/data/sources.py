@@ -81,7 +81,7 @@ class Source:
             except UnicodeDecodeError as error:
                 problems.append(
                     _problem(
-                        f"{path} is no UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}, {error.reason}",
+                        f"{path} is no UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}, {error.reason}",
                         "convert it, e.g. iconv -f ISO-8859-1 -t UTF-8, or leave it out",
                     )
                 )
