@@ -32,28 +32,23 @@ def round_nearest_(q: Tensor, scratch: Tensor) -> Tensor:
         q: contiguous float32 of magnitude below 2^100, or NaN, which stays NaN; overwritten with the result.
         scratch: float32 of q's shape, overwritten.
     """
-    q_bits, p_bits = q.view(torch.int32), scratch.view(torch.int32)
-    torch.bitwise_and(q_bits, _EXPONENT, out=p_bits)
-    p_bits.clamp_min_(_ONE)
-    # q + magic - magic needs its own output: the sign of q is read after it.
-    rounded = torch.add(q, scratch, alpha=_MAGIC)
-    rounded.sub_(scratch, alpha=_MAGIC).clamp_(-MAX, MAX)
-    torch.bitwise_and(q_bits, _SIGN, out=p_bits)
-    return torch.bitwise_or(rounded.view(torch.int32), p_bits, out=q_bits).view(torch.float32)
+    torch.bitwise_and(q.view(torch.int32), _EXPONENT, out=scratch.view(torch.int32)).clamp_min_(_ONE)
+    rounded = torch.add(q, scratch, alpha=_MAGIC).sub_(scratch, alpha=_MAGIC).clamp_(-MAX, MAX)
+    return torch.copysign(rounded, q, out=q)
 
 
 def round_stochastic_(q: Tensor, noise: Tensor, scratch: Tensor) -> Tensor:
     """Round q to one of its two E2M1 neighbours, up with a probability linear in the distance.
 
-    With 16 noise bits r in 0..65535, centred (r + 1/2) so that they leave no mean bias:
+    With 16 noise bits r in 0..65535, centred (r + 1/2) so that they leave no mean bias, the magnitude a of q:
 
-    * \\|q\\| >= 6 becomes 6 before rounding.
-    * \\|q\\| < 1, cells [0, 0.5) and [0.5, 1): with t = 2q, or 2q - 1, the magnitude goes up iff
-      (r + 1/2) < t * 2^16, an exact comparison.
-    * 1 <= \\|q\\| < 6: (r << 6 \\| 32) is added to the fp32 mantissa, which is then truncated to one bit.
+    * a >= 6 becomes 6 before rounding.
+    * a < 1, cells [0, 0.5) and [0.5, 1): with t = 2a, or 2a - 1, it goes up iff (r + 1/2) < t * 2^16, compared exactly.
+    * 1 <= a < 6: (r << 6 | 32) is added to the fp32 mantissa, which is then truncated to one bit.
 
-    A representable q never moves. Up-probabilities are multiples of 2^-16, so the mean of the result differs from q by
-    at most 2^-17 of a cell.
+    A representable q never moves. The chance to go up is the distance rounded to a multiple of 2^-16, so the mean of
+    the result over all r differs from q by at most 2^-17 of a cell, with either sign. For q with the 8 significant bits
+    of bfloat16 it is q exactly from a = 2^-10 on. Below a = 2^-18 a value always becomes zero.
 
     Args:
         q: contiguous float32, finite or NaN; overwritten with the result.
@@ -90,7 +85,8 @@ def decode(codes: Tensor) -> Tensor:
 def pack(codes: Tensor, axis: int) -> Tensor:
     """Pack uint8 codes two a byte along ``axis``, whose size must be even: the even index takes the low nibble."""
     axis %= codes.ndim
-    pairs = codes.unflatten(axis, (codes.shape[axis] // 2, 2))
+    shape = codes.shape
+    pairs = codes.reshape(*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :])
     return pairs.select(axis + 1, 0) | (pairs.select(axis + 1, 1) << 4)
 
 

@@ -26,11 +26,9 @@ def decode(codes: Tensor) -> Tensor:
 
 
 def reciprocal(codes: Tensor) -> Tensor:
-    """Return 2^(127 - S) as float32 for integer codes S; NaN for 255.
+    """Return 2^(127 - S) as float32 for the int32 codes S of finite blocks, 0..252; of 255 it makes -Inf.
 
-    Exact for S <= 253, where it is normal: multiplying by it divides by the scale without error unless the quotient is
-    itself subnormal, that is below 2^-126, where every rounding of E2M1 gives zero.
+    Exact, and normal: multiplying by it divides by the scale without error unless the quotient is itself below 2^-126,
+    where every rounding of E2M1 gives zero.
     """
-    codes = codes.to(torch.int32)
-    bits = ((254 - codes) << 23).clamp_min_(_HALF_MIN_NORMAL_BITS).masked_fill_(codes == NAN_CODE, _NAN_BITS)
-    return bits.view(torch.float32)
+    return torch.rsub(codes, 254).bitwise_left_shift_(23).view(torch.float32)

@@ -9,10 +9,14 @@ With a permutation p, signs d and the Sylvester matrix S (entries ±1, S Sᵀ = 
 
 The order of operations is part of the definition, so that a kernel can equal it bit for bit: gather z[j] = x[p(j)];
 butterflies (a, b) -> (a + b, a - b) over strides 1, 2, 4, 8, 16; times ±fp32(1/√32); scatter to y[p(i)].
+
+The sums come before the factor, so inputs from about 2^123 on can overflow to Inf; quantisation counts such blocks as
+non-finite, like every other.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -92,22 +96,29 @@ class Hadamard:
         return self.apply_blocks(blocks, transpose=transpose).view(x.shape)
 
 
+@functools.lru_cache(maxsize=64)
+def _constants(stage: _Stage, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the permutation, its inverse, and the column of factors ±1/√32."""
+    permutation = torch.tensor(stage.permutation, device=device)
+    factors = torch.tensor(stage.signs, dtype=torch.float32, device=device).mul_(_SCALE).view(-1, 1)
+    return permutation, torch.argsort(permutation), factors
+
+
 def _apply_stage(stage: _Stage, x: Tensor, *, transpose: bool) -> Tensor:
-    permutation = torch.tensor(stage.permutation, device=x.device)
-    factors = torch.tensor(stage.signs, dtype=torch.float32, device=x.device).mul_(_SCALE).view(-1, 1)
+    permutation, inverse, factors = _constants(stage, x.device)
     z = x.index_select(1, permutation)
     other = torch.empty_like(z)
     if transpose:
         z.mul_(factors)
     for stride in reversed(_STRIDES) if transpose else _STRIDES:
-        source = z.unflatten(1, (-1, 2, stride))
-        target = other.unflatten(1, (-1, 2, stride))
+        pairs = (z.shape[0], BLOCK_SIZE // (2 * stride), 2, stride, *z.shape[2:])
+        source, target = z.view(pairs), other.view(pairs)
         torch.add(source[:, :, 0], source[:, :, 1], out=target[:, :, 0])
         torch.sub(source[:, :, 0], source[:, :, 1], out=target[:, :, 1])
         z, other = other, z
     if not transpose:
         z.mul_(factors)
-    return torch.index_select(z, 1, torch.argsort(permutation), out=other)
+    return torch.index_select(z, 1, inverse, out=other)
 
 
 def make_hadamard(kind: Literal["random", "fixed", "3rht"], *, seed: int, step: int) -> Hadamard:

@@ -23,8 +23,9 @@ from engine.formats.options import BLOCK_SIZE, OperandOptions
 from engine.formats.philox import noise16_flat
 from engine.formats.scale import codes_from_bits
 
-_CPU_CHUNK = 1 << 16
+_CPU_CHUNK = 1 << 18
 """Elements worked on at a time on a CPU, so that the handful of fp32 scratch tensors stays in the cache."""
+_DTYPES = (torch.float32, torch.bfloat16)
 _CLIP_IN = 0.75
 _CLIP_OUT = float(torch.tensor(4.0 / 3.0, dtype=torch.float32))
 
@@ -71,7 +72,7 @@ class _Layout:
 def _layout(shape: torch.Size, options: OperandOptions) -> _Layout:
     ndim = len(shape)
     if not -ndim <= options.axis < ndim:
-        raise ValueError(f"axis {options.axis} is out of range for shape {tuple(shape)}; expected {-ndim}..{ndim - 1}")
+        raise ValueError(f"axis {options.axis} is out of range for a tensor of shape {tuple(shape)}")
     axis = options.axis % ndim
     tiled = options.block == "2d"
     if tiled and (ndim < 2 or axis < ndim - 2):
@@ -99,10 +100,8 @@ def _layout(shape: torch.Size, options: OperandOptions) -> _Layout:
 
 def _check(x: Tensor, options: OperandOptions, key: int | None, transform: Hadamard | None, row_offset: int) -> None:
     """Raise for everything wrong with a call but its shape."""
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        raise TypeError(
-            f"cannot quantise {x.dtype}; expected torch.float32 or torch.bfloat16: convert the tensor first"
-        )
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"cannot quantise {x.dtype}: convert the tensor to torch.float32 or torch.bfloat16 first")
     problems = []
     if options.rounding == "sr" and key is None:
         problems.append("rounding 'sr' needs a key; pass key=combine_keys(step_key(...), operand_key(...))")
@@ -155,16 +154,20 @@ def _round_chunks(
         if part.ndim == 4:
             amax = amax.amax(dim=1, keepdim=True)
         codes = codes_from_bits(amax, options.scale_mode)
-        scratch = magnitudes
         if options.clip == "static":
             values = values * _CLIP_IN
         q = torch.mul(values, e8m0.reciprocal(codes))
         if key is None:
-            rounded = e2m1.round_nearest_(q, scratch)
+            rounded = e2m1.round_nearest_(q, scratch=magnitudes)
         else:
             noise = noise16_flat(key, first_element + start * row_elements, part.numel(), x.device)
-            rounded = e2m1.round_stochastic_(q, noise.view(part.shape), scratch)
+            rounded = e2m1.round_stochastic_(q, noise.view(part.shape), scratch=magnitudes)
         yield _Chunk(rows=slice(start, start + rows), values=rounded, scale_codes=codes)
+
+
+def _check_output(dtype: torch.dtype) -> None:
+    if dtype not in _DTYPES:
+        raise TypeError(f"cannot dequantise to {dtype}: ask for torch.float32 or torch.bfloat16 and convert the result")
 
 
 def _scaled(values: Tensor, scale_codes: Tensor, clip: str, dtype: torch.dtype) -> Tensor:
@@ -207,7 +210,7 @@ def quantise(
             for chunk in _round_chunks(x, layout, options, key=key, transform=transform, row_offset=row_offset):
                 finite = (chunk.scale_codes != e8m0.NAN_CODE).to(torch.uint8)
                 codes[chunk.rows] = e2m1.encode(chunk.values).mul_(finite)
-                tops[chunk.rows] = chunk.scale_codes.view(len(chunk.values), -1).to(torch.uint8)
+                tops[chunk.rows] = chunk.scale_codes.reshape(len(chunk.values), -1).to(torch.uint8)
     return MXFP4Tensor(
         codes=e2m1.pack(codes.view(x.shape), layout.axis),
         scales=scales,
@@ -224,6 +227,7 @@ def dequantise(q: MXFP4Tensor, dtype: torch.dtype) -> Tensor:
     With static clip the fp32 product with fp32(4/3) is rounded once more to bfloat16, and values beyond the largest of
     ``dtype`` become it.
     """
+    _check_output(dtype)
     layout = _layout(q.shape, OperandOptions(block=q.block, axis=q.axis))
     values = e2m1.decode(q.unpacked_codes()).view(layout.view)
     per_block = [1 if size == BLOCK_SIZE and i in (1, 3) else size for i, size in enumerate(layout.view)]
@@ -250,6 +254,7 @@ def qdq(
     _check(x, options, key, transform, row_offset)
     layout = _layout(x.shape, options)
     dtype = out_dtype or x.dtype
+    _check_output(dtype)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     nonfinite = torch.zeros((), dtype=torch.int64, device=x.device)
     if x.numel():

@@ -12,6 +12,7 @@ neither on the quantised axis, nor on tiles, chunks or the sharding of rows.
 from __future__ import annotations
 
 import hashlib
+import sys
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _LANES = 8
 _ROUNDS = 7
+
+if sys.byteorder != "little":
+    raise ImportError("engine.formats reads 32-bit words as pairs of 16-bit lanes and needs a little-endian host")
 
 
 def hash64(*parts: str | int) -> int:
@@ -74,18 +78,52 @@ def philox4x32_7(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int,
 
 
 def noise16_flat(key: int, start: int, count: int, device: torch.device | None = None) -> Tensor:
-    """Return the 16 noise bits (int32, 0..65535) of the elements start .. start + count - 1 under a 64-bit key."""
-    first = start // _LANES
-    blocks = (start + count + _LANES - 1) // _LANES - first
-    index = torch.arange(first, first + blocks, dtype=torch.int64, device=device)
-    zero = torch.zeros_like(index)
-    words = philox4x32_7((index & _MASK32, index >> 32, zero, zero), (key & _MASK32, key >> 32))
-    lanes = torch.empty(blocks, _LANES, dtype=torch.int32, device=device)
-    for j, word in enumerate(words):
-        lanes[:, 2 * j] = word & 0xFFFF
-        lanes[:, 2 * j + 1] = word >> 16
-    skip = start - first * _LANES
-    return lanes.view(-1)[skip : skip + count]
+    """Return the 16 noise bits of the elements start .. start + count - 1 under a 64-bit key.
+
+    Returns:
+        int32 [count], 0..65535, a tensor of its own.
+    """
+    first, last = start // _LANES, (start + count + _LANES - 1) // _LANES
+    parts = [torch.empty(0, _LANES, dtype=torch.int16, device=device)]
+    while first < last:  # one part, unless the counter's low word overflows in between
+        high = first >> 32
+        end = min(last, (high + 1) << 32)
+        low = torch.arange(first & _MASK32, (first & _MASK32) + end - first, dtype=torch.int64, device=device)
+        parts.append(_lanes(low, high, (key & _MASK32, key >> 32)))
+        first = end
+    lanes = torch.cat(parts[1:]) if len(parts) > 2 else parts[-1]
+    skip = start % _LANES
+    return lanes.view(-1)[skip : skip + count].to(torch.int32).bitwise_and_(0xFFFF)
+
+
+def _lanes(low: Tensor, high: int, key: tuple[int, int]) -> Tensor:
+    """Return the lanes (int16 bit patterns [blocks, 8]) of Philox-4x32-7 at counters with words (low, high, 0, 0).
+
+    This is :func:`philox4x32_7` with the first two rounds simplified by what is constant: half of their products are.
+    It overwrites ``low``.
+    """
+    keys = [((key[0] + r * _W0) & _MASK32, (key[1] + r * _W1) & _MASK32) for r in range(_ROUNDS)]
+    # Round 1: c2 = c3 = 0, so the new c0 is high ^ k0 and the new c1 is 0.
+    p0 = low.mul_(_M0)
+    c0 = high ^ keys[0][0]
+    p1 = (p0 >> 32).bitwise_xor_(keys[0][1]).bitwise_and_(_MASK32).mul_(_M1)
+    # Round 2: c0 is the same in all blocks and c1 = 0.
+    product = c0 * _M0
+    c2 = p0.bitwise_xor_((product >> 32) ^ keys[1][1]).bitwise_and_(_MASK32)
+    c3: Tensor | int = product & _MASK32
+    c0_blocks = (p1 >> 32).bitwise_xor_(keys[1][0]).bitwise_and_(_MASK32)
+    c1 = p1
+    # c1 and c3 are only ever combined by xor, so the masks can wait until their upper halves would count.
+    for k0, k1 in keys[2:]:
+        p0, p1 = c0_blocks.mul_(_M0), c2.mul_(_M1)
+        c0_blocks = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK32)
+        c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK32)
+        c1, c3 = p1, p0
+    # Narrowing keeps the low 32 bits, and a word in memory is its low half, then its high half.
+    lanes = torch.empty(len(low), 4, dtype=torch.int32, device=low.device)
+    for j, word in enumerate((c0_blocks, c1, c2, c3)):
+        lanes[:, j] = word
+    return lanes.view(torch.int16)
 
 
 def noise16(

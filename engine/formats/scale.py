@@ -45,7 +45,8 @@ threshold itself does not bump."""
 
 def codes_from_bits(amax_bits: Tensor, mode: ScaleMode) -> Tensor:
     """Return the int32 scale codes, 0..252 or 255, for the int32 bits of non-negative fp32 maxima of any shape."""
-    codes = ((amax_bits + BUMP[mode]) >> 23).sub_(_TARGET_EXPONENT).clamp_(0, e8m0.MAX_FINITE_CODE)
+    codes = torch.add(amax_bits, BUMP[mode] - (_TARGET_EXPONENT << 23)).bitwise_right_shift_(23)
+    codes.clamp_(0, e8m0.MAX_FINITE_CODE)
     return codes.masked_fill_(amax_bits >= _INF_BITS, e8m0.NAN_CODE)
 
 
