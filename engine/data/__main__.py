@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from engine.config import ConfigError, DataConfig, Problem
+from engine.data.sources import is_prepared, resolve_source
 
 FAILED, CONFIG, INTERRUPTED = 1, 64, 130
 SHOWN = 50
@@ -84,7 +85,11 @@ def main(argv: list[str] | None = None) -> int:
             val_fraction=args.val_fraction,
         )
     except ConfigError as error:
-        return _report(error)
+        problems = list(error.problems)
+        for given in args.source:
+            if not is_prepared(Path(given)):
+                resolve_source(given, problems)
+        return _report(ConfigError(problems))
     try:
         from engine.data.prepare import prepare
 

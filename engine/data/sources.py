@@ -188,7 +188,7 @@ def resolve_source(given: str, problems: list[Problem]) -> Source | None:
     elif path.is_dir():
         problems.append(
             _problem(
-                f"{given} is a folder, and no prepared one (no {META_FILE})",
+                f"{given} is a folder, but none that `lptctl data prepare` made",
                 f"for its files give a glob: {given.rstrip('/')}/**/*.txt",
             )
         )
