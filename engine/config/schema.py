@@ -7,6 +7,7 @@ the id (device, threads, logging).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -277,15 +278,26 @@ class RunConfig:
 
     def identity(self) -> dict[str, Any]:
         """Return the part that changes results, as plain JSON values."""
-        tree: dict[str, Any] = to_dict(self)
-        for name in ("sweep", "run_id", "checkpoint", "runtime"):
-            del tree[name]
-        del tree["data"]["path"], tree["data"]["digest"]
-        return tree
+        tree: dict[str, Any] = {name: json.loads(_identity_json(getattr(self, name))) for name in _IDENTITY_SECTIONS}
+        return {**tree, "seed": self.seed, "version": self.version}
 
     def identity_hash(self) -> str:
         """Return 8 hex digits of the SHA-256 of the canonical JSON of :meth:`identity`."""
-        return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()[:8]
+        parts = [f'"seed":{self.seed}', f'"version":{self.version}']
+        parts += [f'"{name}":{_identity_json(getattr(self, name))}' for name in _IDENTITY_SECTIONS]
+        return hashlib.sha256(f"{{{','.join(sorted(parts))}}}".encode()).hexdigest()[:8]
+
+
+_IDENTITY_SECTIONS = ("recipe", "model", "training", "data", "optimizer", "validation")
+
+
+@functools.lru_cache(maxsize=4096)
+def _identity_json(section: Any) -> str:
+    """Return a section's part of the identity; cached, because the runs of a sweep share most sections."""
+    tree = to_dict(section)
+    if isinstance(section, DataConfig):
+        del tree["path"], tree["digest"]
+    return canonical_json(tree)
 
 
 def canonical_json(value: Any) -> str:

@@ -1,0 +1,1 @@
+"""Executors run frozen runs. ``local`` is the only one so far."""

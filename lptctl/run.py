@@ -1,0 +1,54 @@
+"""Run a prepared sweep and say how it ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from engine.config import SweepPaths
+from lptctl.console import out, say
+from lptctl.errors import FAILED, INTERRUPTED, OK
+from lptctl.executor.local import LocalPool, PlainDisplay
+from lptctl.expand import Expansion
+from lptctl.launch import Prepared
+from lptctl.plan import make_plan
+from lptctl.state import State
+
+
+def run_prepared(file: Path, expansion: Expansion, sweep: SweepPaths, prepared: Prepared) -> int:
+    """Run what is to be run; print the outcome; return the exit code."""
+    skipped = len(expansion.runs) - len(prepared.todo) - len(prepared.live)
+    say(
+        f"{len(prepared.todo)} runs to run, {skipped} done before, {prepared.workers} at a time; "
+        f"state and logs in {sweep.root}"
+    )
+    code = _pool(sweep, prepared)
+    rows = make_plan(expansion, sweep)
+    bad = [r for r in rows if r.status.state in (State.FAILED, State.NONFINITE)]
+    finished = sum(r.status.state is State.FINISHED for r in rows)
+    for row in bad:
+        paths = sweep.run(row.run.config.run_id)
+        say(f"{row.status.state}: {row.run.config.run_id}: {row.status.reason}\n  log: {paths.log(row.status.attempt)}")
+    if code == INTERRUPTED:
+        say(f"stopped: {finished} of {len(rows)} runs finished; the same command continues: lptctl sweep launch {file}")
+        return INTERRUPTED
+    if finished == len(rows):
+        say(f"all {len(rows)} runs finished; next: lptctl plot {sweep.root}")
+        return OK
+    say(f"{len(rows) - finished} of {len(rows)} runs did not finish ({len(bad)} failed or diverged); "
+        f"compare the rest with: lptctl plot {sweep.root}")  # fmt: skip
+    return FAILED
+
+
+def _pool(sweep: SweepPaths, prepared: Prepared) -> int:
+    if sys.stdout.isatty():
+        from lptctl.executor.live import RichDisplay
+
+        with RichDisplay(out()) as display:
+            pool = LocalPool(
+                sweep, workers=prepared.workers, code_digest=prepared.code_digest, display=display
+            )
+            return pool.run(prepared.todo, prepared.live)
+    plain = PlainDisplay(lambda line: print(line, flush=True))
+    pool = LocalPool(sweep, workers=prepared.workers, code_digest=prepared.code_digest, display=plain)
+    return pool.run(prepared.todo, prepared.live)
