@@ -1,0 +1,1 @@
+"""Readers: each turns one kind of log into :class:`plotting.schema.RawRun`."""
