@@ -113,6 +113,7 @@ class Expander:
         self.file = file
         self.found: list[Located] = []
         self._seen: set[tuple[Any, ...]] = set()
+        self._broken: set[str] = set()  # top keys whose axis has been reported; "missing" would be a second report
         self._sections: dict[tuple[Any, ...], Any] = {}
         self._section_json: dict[int, str] = {}
         self.overrides = self._parse_overrides(overrides)
@@ -223,8 +224,10 @@ class Expander:
             origin = (*where, "grid", key)
             claim(key, origin)
             axis = self._axis(key, values, origin)
-            if axis:  # an empty axis has been reported; dropping it lets the rest be checked too
+            if axis:
                 axes.append(axis)
+            else:  # reported; dropping it lets the rest be checked too
+                self._broken.add(key.partition(".")[0])
         for number, entry in enumerate(block.zip):
             origin = (*where, "zip", number)
             columns = {}
@@ -302,7 +305,7 @@ class Expander:
 
     def _run(self, settings: Point, swept_keys: list[str]) -> PlannedRun | None:
         label = "-".join(str(settings[k].value) for k in swept_keys if k in settings) or "?"
-        if "seed" not in settings:
+        if "seed" not in settings and "seed" not in self._broken:
             self.problem("seed", "missing: every run needs one", ("sweep",), hint="add seed: [1, 2, 3] to grid", on_key=True)
         grouped: dict[str, list[tuple[str, Any]]] = {name: [] for name in SECTIONS}
         for key, setting in settings.items():
@@ -312,7 +315,8 @@ class Expander:
         sections: dict[str, Any] = {}
         for name, items in grouped.items():
             if not items and name in ("recipe", "model", "training"):
-                self.problem(name, "missing", ("base",), hint=f"every run needs {name}", on_key=True)
+                if name not in self._broken:
+                    self.problem(name, "missing", ("base",), hint=f"every run needs {name}", on_key=True)
                 continue
             loaded = self._section(name, tuple(sorted(items, key=lambda kv: kv[0])))
             if isinstance(loaded, ConfigError):
