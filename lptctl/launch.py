@@ -20,8 +20,9 @@ from engine.config import ConfigError, DataConfig, RunConfig, SweepPaths, canoni
 from lptctl import snapshot
 from lptctl.console import warn
 from lptctl.errors import LptError, UsageError
-from lptctl.expand import Expansion, resolve_source
+from lptctl.expand import Expansion
 from lptctl.plan import PlanRow, make_plan
+from lptctl.sources import resolve_source
 from lptctl.spec import SweepFile
 from lptctl.state import State
 

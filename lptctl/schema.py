@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from engine.config import MODELS
 from engine.recipes.table import RECIPES, Switches
-from lptctl.expand import NOT_FOR_USERS, SECTIONS
+from lptctl.settings import NOT_FOR_USERS, SECTIONS
 from lptctl.spec import SweepSpec
 
 
@@ -22,7 +22,6 @@ def _section(name: str, cls: Any) -> dict[str, Any]:
             schema["properties"].pop(field, None)
     if name == "recipe":
         switches = TypeAdapter(Switches).json_schema()["properties"]
-        schema["properties"].pop("switches")
         schema.pop("$defs", None)
         schema["properties"].update(switches)
         schema["properties"]["name"] = {"enum": list(RECIPES)}

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the expected messages are easier to read whole
 """Sweep files: expansion, run ids, pairing, and every error with its line, source and caret."""
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def test_zip_moves_together_include_adds_exclude_removes(tmp_path: Path) -> None
         "  grid: {recipe: [bf16, lpt], seed: 1}\n"
         "  zip: [{optimizer.lr: [1e-3, 2e-3], optimizer.eps: [1e-8, 1e-7]}]\n"
         "  exclude: [{recipe: lpt, optimizer.lr: 2e-3}]\n"
-        "  include: [{recipe: lpt, seed: 7, recipe.scale_mode: uos}]\n"
+        "  include: [{recipe: lpt, seed: 1, recipe.scale_mode: uos}]\n"
     )
     expansion = expand(tmp_path, text)
     got = [(r.config.recipe.name, r.config.seed, r.config.optimizer.lr, r.config.optimizer.eps) for r in expansion.runs]
@@ -57,10 +58,10 @@ def test_zip_moves_together_include_adds_exclude_removes(tmp_path: Path) -> None
         ("bf16", 1, 1e-3, 1e-8),
         ("bf16", 1, 2e-3, 1e-7),
         ("lpt", 1, 1e-3, 1e-8),
-        ("lpt", 7, 1e-3, 1e-8),
+        ("lpt", 1, 1e-3, 1e-8),
     ]
     assert expansion.runs[-1].config.recipe.switches.scale_mode == "uos"
-    assert "no partner" in " ".join(expansion.notes)
+    assert "1 run of bf16 without a partner: in the curves, but not in paired differences" in expansion.notes
 
 
 def test_union_merges_duplicates_and_counts_them(tmp_path: Path) -> None:
@@ -120,15 +121,15 @@ BAD = {
     "unknown nested key": (HEAD + "  optimizer: {lrr: 1e-3}\n" + SWEEP, '/s.yaml:6:15: optimizer.lrr: unknown key (did you mean "lr"?)'),
     "unknown recipe": (
         HEAD + "sweep: {grid: {recipe: [bf16, lptt], seed: [1]}}\n",
-        '/s.yaml:6:31: recipe.name: unknown recipe "lptt" [first in run lptt-1] (did you mean "lpt"?',
+        '/s.yaml:6:31: recipe.name: unknown recipe "lptt" [1 of 2 runs, first lptt-s1] (did you mean "lpt"?',
     ),
     "unknown model": (HEAD.replace("nano", "nanoo") + SWEEP, '/s.yaml:4:10: model.name: unknown model "llama3_nanoo" (did you mean "llama3_nano"?'),
-    "duplicate key": (HEAD + "name: u\n" + SWEEP, '/s.yaml:6:1: duplicate key "name"'),
+    "duplicate key": (HEAD + "name: u\n" + SWEEP, '/s.yaml:6:1: name: duplicate key "name" (first on line 2; keep one)\n  | name: u\n  | ^^^^'),
     "broken YAML": (HEAD + "sweep: {grid: [\n", "no valid YAML"),
     "number as text": (HEAD + '  optimizer.lr: "1e-3"\n' + SWEEP, '/s.yaml:6:17: optimizer.lr: "1e-3" is not a number'),
     "clock time": (
         HEAD + "  optimizer.lr: 4:00:00\n" + SWEEP,
-        '/s.yaml:6:17: optimizer.lr: "4:00:00" is not a number; a clock time is text in YAML 1.2',
+        '/s.yaml:6:17: optimizer.lr: "4:00:00" is not a number (a clock time is text in YAML 1.2, not a number of seconds',
     ),
     "empty list": (HEAD + "sweep: {grid: {recipe: [], seed: [1]}}\n", "/s.yaml:6:16: recipe: empty list"),
     "no grid": (HEAD + "sweep: {grid: {}}\n", "sweep: has no grid, zip or include"),
@@ -144,7 +145,7 @@ BAD = {
     ),
     "batch in one grid value": (
         HEAD + "sweep: {grid: {recipe: [bf16], seed: [1], training.global_batch_size: [8, 12]}}\n",
-        "/s.yaml:6:75: training.global_batch_size: 12 is not divisible by local_batch_size 8 [first in run",
+        "/s.yaml:6:75: training.global_batch_size: 12 is not divisible by local_batch_size 8 [1 of 2 runs, first bf16-s1-global_batch_size12]",
     ),
     "missing text": (HEAD + "  data.source: [a b ü.txt]\n" + SWEEP, '/s.yaml:6:17: data.source: "a b ü.txt" does not exist (looked for '),
     "glob without match": (HEAD + "  data.source: [none/*.txt]\n" + SWEEP, '"none/*.txt" matches no file'),
@@ -174,7 +175,10 @@ def test_bad_file_says_where_and_what(tmp_path: Path, case: str) -> None:
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
-    text = HEAD.replace("steps: 20", "steps: 0") + "  optimizer.lr: fast\nsweep: {grid: {recipe: [bf16, lptt], seed: [1]}}\n"
+    text = (
+        HEAD.replace("steps: 20", "steps: 0")
+        + "  optimizer.lr: fast\nsweep: {grid: {recipe: [bf16, lptt], seed: [1]}}\n"
+    )
     message = error(tmp_path, text)
     assert message.count("  | ") == 6
     assert message.endswith("/s.yaml: 3 problems; nothing was started")
