@@ -22,7 +22,7 @@ class Overlap:
     steps: int
     """Steps with a superseded and a surviving training loss."""
     max_abs_dloss: float
-    """Largest absolute difference of the training loss, nats/token: 0 for a bit-exact resume, inf if only one is finite."""
+    """Largest |difference| of the training loss, nats/token: 0 for a bit-exact resume, inf if only one is finite."""
     step: int
     """Step of that difference."""
 
@@ -35,7 +35,7 @@ class Status:
     step: int
     """Last step of the surviving history; of a non-finite run the first non-finite step."""
     text: str
-    """For tables: ``finished``, ``nonfinite@137``, ``at step 80 of 200``, ``crash at step 80 of 200``, ``not started``."""
+    """For tables: ``finished``, ``nonfinite@137``, ``at step 80 of 200``, ``crash at step 80 of 200``, ..."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,7 +95,7 @@ class Ensemble:
 
     @property
     def mean(self) -> FloatArray:
-        """Mean over all series, float64[M]; NaN where one of them is missing, as a mean of the survivors would flatter."""
+        """Mean over all series, float64[M]; NaN where one is missing, because a mean of the survivors would flatter."""
         out = np.full(len(self.steps), np.nan)
         out[self.complete] = self.values[:, self.complete].mean(axis=0)
         return out
@@ -149,6 +149,6 @@ def default_window(logged: int) -> int:
 
 
 def logged_points(steps: int, log_every: int) -> int:
-    """Return how many training steps a run logs by its cadence: step 1, every multiple of ``log_every``, and the last."""
+    """Return how many training steps a run logs by its cadence: step 1, multiples of ``log_every``, and the last."""
     multiples = steps // log_every
     return multiples + int(log_every > 1) + int(steps % log_every != 0 and steps > 1)

@@ -90,11 +90,10 @@ def _state_notes(groups: Sequence[Group]) -> Iterator[Note]:
             continue
         listed = ", ".join(f"seed {run.info.seed} at step {run.status.step}" for run in bad)
         left = len(group.runs) - len(bad)
-        rest = f" Its numbers are those of the {left} other seed{'s' * (left > 1)} and flatter it." if left else ""
+        rest = f" Its numbers are those of the other {_seeds(left)} and flatter it." if left else ""
         yield Note(
             level="warning",
-            text=f"NON-FINITE: {group.label}: {len(bad)} of {len(group.runs)} seed{'s' * (len(group.runs) > 1)} ({listed})."
-            + rest,
+            text=f"NON-FINITE: {group.label}: {len(bad)} of {_seeds(len(group.runs))} ({listed}).{rest}",
         )
     open_runs = [(g, r) for g, r in runs if r.status.kind in ("unfinished", "not started")]
     if open_runs:
@@ -126,8 +125,8 @@ def _resume_notes(groups: Sequence[Group]) -> Iterator[Note]:
         if overlap.max_abs_dloss > 0:
             yield Note(
                 level="warning",
-                text=f"RESUME DIFFERS: {group.label} seed {run.info.seed} repeated {overlap.steps} steps with losses up to "
-                f"{overlap.max_abs_dloss:.3g} nats/token apart (step {overlap.step}); the last attempt is used.",
+                text=f"RESUME DIFFERS: {group.label} seed {run.info.seed} repeated {overlap.steps} steps with losses "
+                f"up to {overlap.max_abs_dloss:.3g} nats/token apart (step {overlap.step}); the last attempt is used.",
                 short=f"{group.label} seed {run.info.seed}: resume differs by {overlap.max_abs_dloss:.2g}",
             )
 
@@ -147,7 +146,7 @@ def _baseline_notes(groups: Sequence[Group], rows: Sequence[Row], baseline: str)
     if alone:
         yield Note(
             level="warning",
-            text=f"NO PARTNER: no {baseline} run with the same settings and seed has got as far to compare {', '.join(alone)} with.",
+            text=f"NO PARTNER: {', '.join(alone)}: no usable {baseline} run with the same settings and seed.",
         )
 
 
@@ -176,22 +175,23 @@ def _difference_notes(rows: Sequence[Row], baseline: str) -> Iterator[Note]:
         if not c.loss.is_resolved and (row, c) not in equal and c.loss.detectable is not None:
             yield Note(
                 level="info",
-                text=f"Not resolved: {row.group.label} - {c.reference} = {interval(c.loss)}. This run is too short or has too "
-                f"few seeds ({c.loss.n}) to separate them: the smallest difference it could have seen is "
+                text=f"Not resolved: {row.group.label} - {c.reference} = {interval(c.loss)}. This run is too short or "
+                f"has too few seeds ({c.loss.n}) to separate them: the smallest difference it could have seen is "
                 f"≈ {c.loss.detectable:.2g} (80 % power).",
             )
     single = [f"{row.group.label} - {c.reference}" for row, c in against if c.loss.low is None]
     if single:
         yield Note(
             level="info",
-            text=f"One seed pair only: {', '.join(single)}. Without a spread there is no interval and nothing is resolved, "
-            "however large it looks: add seeds (3 or more).",
+            text=f"One seed pair only: {', '.join(single)}. Without a spread there is no interval and nothing is "
+            "resolved, however large it looks: add seeds (3 or more).",
         )
     if len(measured) > 1:
         expected = 0.05 * len(measured)
         yield Note(
             level="info",
-            text=f"Intervals are per comparison: of {len(measured)}, about {expected:.2g} would exclude 0 by chance alone.",
+            text=f"Intervals are per comparison: of {len(measured)} without any true difference about {expected:.2g} "
+            "would exclude 0 by chance.",
         )
     early = [(row, c) for row, c in against if not c.is_final]
     if early:
@@ -199,6 +199,10 @@ def _difference_notes(rows: Sequence[Row], baseline: str) -> Iterator[Note]:
         yield Note(
             level="warning", text=f"PROVISIONAL: no finished pair yet for {listed}.", short="gaps are provisional"
         )
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def _listed(pairs: Sequence[tuple[Row, Comparison]]) -> str:
@@ -217,8 +221,8 @@ def _control_notes(rows: Sequence[Row], recipes: Mapping[str, RecipeInfo]) -> It
         elif c.loss.low is None:
             yield Note(
                 level="info",
-                text=f"{name}: their difference, {interval(c.loss)}, is what this setup shows between two recipes that are "
-                "practically the same. Believe no other difference of that size.",
+                text=f"{name}: their difference, {interval(c.loss)}, is what this setup shows between two recipes that "
+                "are practically the same. Believe no other difference of that size.",
             )
         elif c.loss.is_resolved:
             yield Note(
@@ -247,11 +251,12 @@ def _time_notes(groups: Sequence[Group], rows: Sequence[Row], baseline: str) -> 
     if "cpu" in devices:
         yield Note(
             level="info",
-            text=f"Step time relative to {baseline} is that of an emulation on CPU; it says nothing about speed on hardware "
-            "with FP4 units.",
+            text=f"Step time relative to {baseline} is that of an emulation on CPU; it says nothing about speed on "
+            "hardware with FP4 units.",
         )
     if len(devices) > 1 or len(threads) > 1:
         yield Note(
             level="info",
-            text=f"Step times are not comparable: devices {', '.join(devices)}; threads {', '.join(map(str, sorted(threads)))}.",
+            text=f"Step times are not comparable: devices {', '.join(devices)}; "
+            f"threads {', '.join(map(str, sorted(threads)))}.",
         )

@@ -20,7 +20,7 @@ END_OF_DOCUMENT = "<|endofdocument|>"
 """The BPE's only special token, id 0; ends each document. In a document's text it is ordinary text."""
 
 CHUNK_CHARS = 1 << 20
-_SAFE_CUT = re.compile(r"[!-~]\n(?=[!-~])")
+_SAFE_CUT = re.compile(r"[!-~](?:\n(?=[!-~])|(?= [!-~]))")
 
 
 class Tokenizer(Protocol):
@@ -114,7 +114,8 @@ class BpeTokenizer:
 def chunks(text: str) -> Iterator[str]:
     """Cut a long text where the pre-tokeniser cuts anyway, so that memory stays bounded and no token changes.
 
-    GPT-2's pattern never crosses a single line break between two visible ASCII characters.
+    Between two visible ASCII characters, GPT-2's pattern makes a single line break a token and starts one at a single
+    space.
     """
     start = 0
     while len(text) - start > CHUNK_CHARS:

@@ -1,56 +1,115 @@
-"""``lptctl plot``: from run directories to a comparison."""
+"""``lptctl plot``: from run directories to a comparison. The plotting library is imported inside the functions."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from plotting.api import RecipeInfo, Report
+
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Sweep folders, run folders, or a folder of sweeps.", metavar="RUNS...")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the figures and tables.")] = None,
-    smooth: Annotated[str, typer.Option(help="ema:WEIGHT (debiased) or none.")] = "ema:0.9",
-    baseline: Annotated[str, typer.Option(help="Recipe the gap is measured against.")] = "bf16",
-    last: Annotated[str, typer.Option(help="Logged steps averaged for the final loss, or auto.")] = "auto",
-    preset: Annotated[str, typer.Option(help="page, column or slides.")] = "page",
-    formats: Annotated[str, typer.Option("--format", help="Figure formats, comma separated.")] = "png,svg",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 4 if a run is unfinished, diverged or unpaired.")] = False,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Sweep folders, run folders, a folder of sweeps, or globs of them in quotes.",
+            metavar="RUNS...",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Folder for figures and tables.", show_default="SWEEP/plots, else plots"
+        ),
+    ] = None,
+    smooth: Annotated[
+        str, typer.Option(metavar="ema:S|none", help="Smoothing of the curves; the table never smooths.")
+    ] = "ema:0.9",
+    baseline: Annotated[str, typer.Option(metavar="RECIPE", help="Recipe that gaps are measured from.")] = "bf16",
+    last: Annotated[
+        str, typer.Option(metavar="N|auto", help="Logged steps that the final training loss averages.")
+    ] = "auto",
+    preset: Annotated[str, typer.Option(metavar="page|column|slides", help="Size of the figure.")] = "page",
+    formats: Annotated[
+        str, typer.Option("--format", metavar="LIST", help="Of png, svg, pdf, csv; with commas.")
+    ] = "png,svg,csv",
+    as_json: Annotated[bool, typer.Option("--json", help="Print table and notes as JSON.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 4 if a run is non-finite, unfinished or unpaired.")
+    ] = False,
 ) -> None:
-    """Draw loss, gap to the reference, grad norm and validation of each recipe, and print the final table."""
-    from engine.recipes.table import RECIPES
-    from lptctl.console import out as console
-    from lptctl.console import print_json, say, warn
+    """Draw loss, gap to the baseline, grad norm and validation of each recipe, and print the final table.
+
+    Differences are paired by seed, with 95 % intervals where there are two seeds or more. docs/plot.md says what each
+    number and band means.
+    """
+    import shlex
+    import sys
+
+    from engine.config import ConfigError
+    from engine.recipes.table import resolve
+    from lptctl.console import print_json
     from lptctl.errors import WARNINGS, UsageError
-    from plotting.api import PlotError, PlotOptions, compare
+    from plotting.api import Options, PlotError, make_report
 
     try:
-        options = PlotOptions.parse(
-            smooth=smooth, baseline=baseline, last=last, preset=preset, formats=formats, out=out,
-            references={name: row.reference for name, row in RECIPES.items() if row.reference},
-            notes={name: row.note for name, row in RECIPES.items() if row.note},
-        )  # fmt: skip
-        result = compare(runs, options)
+        options = Options.parse(
+            smooth=smooth, baseline=resolve(baseline).name, last=last, preset=preset, formats=formats
+        )
+        command = shlex.join(["lptctl", *sys.argv[1:]])
+        report = make_report(runs, options=options, recipes=recipe_infos(), out=out, command=command)
+    except ConfigError as error:
+        raise UsageError(f"--baseline {error}") from None
     except PlotError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError("\n".join(error.problems)) from None
     if as_json:
-        print_json(result.to_json())
+        print_json(report.to_json())
     else:
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False)
-        for index, column in enumerate(result.columns):
-            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
-        for row in result.rows:
-            table.add_row(*row)
-        console().print(table)
-        for sentence in result.sentences:
-            say(sentence)
-        for path in result.files:
-            say(f"wrote {path}")
-    for text in result.warnings:
-        warn(f"warning: {text}")
-    if strict and result.warnings:
+        _print(report)
+    if strict and report.is_flawed:
         raise typer.Exit(WARNINGS)
+
+
+def recipe_infos() -> dict[str, RecipeInfo]:
+    """Return what the recipe table knows and run directories do not: references, presets, notes, in its order."""
+    from engine.config import RecipeConfig, from_dict, resolve_recipe, to_dict
+    from engine.recipes.table import RECIPES
+    from plotting.api import RecipeInfo
+    from plotting.sources.rundir import flatten
+
+    infos = {}
+    for name, row in RECIPES.items():
+        preset = flatten(to_dict(from_dict(RecipeConfig, resolve_recipe(name))))
+        del preset["name"]
+        # The control's note says what it is; the sentence about its result is plotting's.
+        is_control = row.note.startswith("A/A control")
+        infos[name] = RecipeInfo(
+            reference=row.reference, preset=preset, note="" if is_control else row.note, is_control=is_control
+        )
+    return infos
+
+
+def _print(report: Report) -> None:
+    from rich.table import Table
+
+    from lptctl.console import out, say, warn
+
+    header, cells = report.table()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 or name == "status" else "right", overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    out().print(table, markup=False)
+    for note in report.notes:
+        if note.level == "warning":
+            warn(f"warning: {note.text}")
+    for note in report.notes:
+        if note.level == "info":
+            say(note.text)
+    for path in report.files:
+        say(f"wrote {path}")
