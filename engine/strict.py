@@ -119,7 +119,7 @@ def _load(expected: Any, value: Any, path: tuple[str | int, ...], problems: list
         return _load_dataclass(typing.cast(type, expected), value, path, problems)
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(value, bool) and expected is not bool or not isinstance(value, expected):
+    if (isinstance(value, bool) and expected is not bool) or not isinstance(value, expected):
         problems.append(_mismatch(value, expected, path))
     return value
 
@@ -139,7 +139,9 @@ def _load_dataclass(cls: type, value: Any, path: tuple[str | int, ...], problems
         if field.name in value:
             kwargs[field.name] = _load(hints[field.name], value[field.name], (*path, field.name), problems)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            problems.append(Problem(path=(*path, field.name), message=f"missing; expected {describe(hints[field.name])}"))
+            problems.append(
+                Problem(path=(*path, field.name), message=f"missing; expected {describe(hints[field.name])}")
+            )
     if len(problems) > before:
         return None
     try:

@@ -45,9 +45,7 @@ class Trainer:
             val_batches=config.validation.batches,
             model_vocab_size=config.model.vocab_size,
         )
-        self.model = build_model(
-            config.model, compute_dtype=training.compute_dtype, seed=config.seed, device=device
-        )
+        self.model = build_model(config.model, compute_dtype=training.compute_dtype, seed=config.seed, device=device)
         self.init_digest = weights_digest(self.model)
         self.recipe = Recipe(config)
         self.recipe.on_convert(self.model)
@@ -143,7 +141,9 @@ class Trainer:
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             self.event("nonfinite", step=self.step, what=what, value=value)
-            raise NonFiniteError(f"{what} is {value} at step {self.step}; nothing was checkpointed after the last good step")
+            raise NonFiniteError(
+                f"{what} is {value} at step {self.step}; nothing was checkpointed after the last good step"
+            )
 
     def _forward_backward(self, step: int) -> float:
         """Accumulate the gradient of one global batch; return its mean loss (nats per token)."""

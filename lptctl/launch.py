@@ -148,10 +148,14 @@ def _existing(sweep: SweepPaths, config: RunConfig) -> RunConfig:
     try:
         found = load_run(path.read_text())
     except (OSError, ConfigError) as error:
-        raise UsageError(f"{path}: cannot be read as this run's configuration: {error}; move the folder away") from error
+        raise UsageError(
+            f"{path}: cannot be read as this run's configuration: {error}; move the folder away"
+        ) from error
     if canonical_json(found.identity()) != canonical_json(config.identity()):
         theirs, ours = _flat(found.identity()), _flat(config.identity())
-        differing = [f"{k}: {theirs.get(k)} there, {ours.get(k)} here" for k in sorted(ours) if theirs.get(k) != ours[k]]
+        differing = [
+            f"{k}: {theirs.get(k)} there, {ours.get(k)} here" for k in sorted(ours) if theirs.get(k) != ours[k]
+        ]
         raise UsageError(
             f"{path} belongs to another specification ({'; '.join(differing[:4])}); move the folder away or use another "
             "sweep name"
@@ -171,7 +175,16 @@ def _prepare_corpora(file: SweepFile, rows: list[PlanRow], sweep: SweepPaths) ->
     for data in dict.fromkeys(row.run.config.data for row in rows):
         folder = hashlib.sha256(canonical_json(to_dict(data)).encode()).hexdigest()[:8]
         out = sweep.data / folder
-        argv = [sys.executable, "-m", "engine.data", "prepare", "--tokenizer", data.tokenizer, "--text-key", data.text_key]
+        argv = [
+            sys.executable,
+            "-m",
+            "engine.data",
+            "prepare",
+            "--tokenizer",
+            data.tokenizer,
+            "--text-key",
+            data.text_key,
+        ]
         argv += ["--val-fraction", repr(data.val_fraction), "--out", str(out), "--json"]
         for source in data.source:
             argv += ["--source", source if source == "stdlib" else resolve_source(source, file.path.parent)]

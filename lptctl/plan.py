@@ -81,7 +81,9 @@ def keep_ids(expansion: Expansion, sweep: SweepPaths) -> None:
             expansion.runs[index] = dataclasses.replace(run, config=config)
             kept += 1
     if kept:
-        expansion.notes.append(f"{kept} run{'s keep the ids' if kept > 1 else ' keeps the id'} of an earlier sweep file")
+        expansion.notes.append(
+            f"{kept} run{'s keep the ids' if kept > 1 else ' keeps the id'} of an earlier sweep file"
+        )
 
 
 def _is_same_run(sweep: SweepPaths, name: str, config: RunConfig) -> bool:

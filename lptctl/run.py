@@ -45,9 +45,7 @@ def _pool(sweep: SweepPaths, prepared: Prepared) -> int:
         from lptctl.executor.live import RichDisplay
 
         with RichDisplay(out()) as display:
-            pool = LocalPool(
-                sweep, workers=prepared.workers, code_digest=prepared.code_digest, display=display
-            )
+            pool = LocalPool(sweep, workers=prepared.workers, code_digest=prepared.code_digest, display=display)
             return pool.run(prepared.todo, prepared.live)
     plain = PlainDisplay(lambda line: print(line, flush=True))
     pool = LocalPool(sweep, workers=prepared.workers, code_digest=prepared.code_digest, display=plain)

@@ -112,7 +112,9 @@ def find_run(sweep: SweepPaths, wanted: str) -> RunPaths:
     known = sorted(p.parent.name for p in sweep.root.glob("*/run.json"))
     found = [name for name in known if name == wanted] or [name for name in known if name.startswith(wanted)]
     if len(found) != 1:
-        raise UsageError(f"{wanted}: names {len(found)} runs of {sweep.root}; known: {', '.join((found or known)[:10])}")
+        raise UsageError(
+            f"{wanted}: names {len(found)} runs of {sweep.root}; known: {', '.join((found or known)[:10])}"
+        )
     return sweep.run(found[0])
 
 

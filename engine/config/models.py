@@ -51,7 +51,9 @@ class ModelConfig:
                 problems.append(Problem(path=("n_heads",), message=f"{self.n_heads} does not divide dim {self.dim}"))
             elif (self.dim // self.n_heads) % 2:
                 problems.append(
-                    Problem(path=("n_heads",), message=f"head size {self.dim // self.n_heads} is odd; rotary needs pairs")
+                    Problem(
+                        path=("n_heads",), message=f"head size {self.dim // self.n_heads} is odd; rotary needs pairs"
+                    )
                 )
             if self.n_heads % self.n_kv_heads:
                 problems.append(
@@ -86,7 +88,14 @@ MODELS: dict[str, ModelConfig] = {
     m.name: m
     for m in (
         ModelConfig(
-            name="llama3_nano", family="llama3", dim=128, n_layers=4, n_heads=4, n_kv_heads=4, ffn_dim=384, vocab_size=256
+            name="llama3_nano",
+            family="llama3",
+            dim=128,
+            n_layers=4,
+            n_heads=4,
+            n_kv_heads=4,
+            ffn_dim=384,
+            vocab_size=256,
         ),
         ModelConfig(
             name="llama3_debugmodel",

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.config.models import MODELS, ModelConfig
-from engine.strict import ConfigError, Problem, did_you_mean, from_dict, to_dict
 from engine.recipes.table import Switches, resolve
+from engine.strict import ConfigError, Problem, did_you_mean, from_dict, to_dict
 
 SCHEMA_VERSION = 1
 
@@ -58,7 +58,9 @@ class RecipeConfig:
                     try:
                         re.compile(pattern[3:])
                     except re.error as error:
-                        problems.append(Problem(path=(name, index), message=f'"{pattern}" is no regular expression: {error}'))
+                        problems.append(
+                            Problem(path=(name, index), message=f'"{pattern}" is no regular expression: {error}')
+                        )
         if not self.targets:
             problems.append(Problem(path=("targets",), message="empty; a recipe needs at least one pattern"))
         _raise(problems)
@@ -84,17 +86,25 @@ class DataConfig:
     def __post_init__(self) -> None:
         problems = []
         if not self.source:
-            problems.append(Problem(path=("source",), message="empty; expected stdlib, files, globs or a prepared folder"))
+            problems.append(
+                Problem(path=("source",), message="empty; expected stdlib, files, globs or a prepared folder")
+            )
         if not 0.0 < self.val_fraction < 1.0:
             problems.append(Problem(path=("val_fraction",), message=f"{self.val_fraction} must lie between 0 and 1"))
         if self.tokenizer != "byte":
             match = re.fullmatch(r"bpe:(\d+)", self.tokenizer)
             if match is None:
                 problems.append(
-                    Problem(path=("tokenizer",), message=f'"{self.tokenizer}" is neither "byte" nor "bpe:N"', hint="e.g. bpe:2048")
+                    Problem(
+                        path=("tokenizer",),
+                        message=f'"{self.tokenizer}" is neither "byte" nor "bpe:N"',
+                        hint="e.g. bpe:2048",
+                    )
                 )
             elif not 257 <= int(match[1]) <= 2**20:
-                problems.append(Problem(path=("tokenizer",), message=f"a BPE of {match[1]} entries; expected 257 to 1048576"))
+                problems.append(
+                    Problem(path=("tokenizer",), message=f"a BPE of {match[1]} entries; expected 257 to 1048576")
+                )
         _raise(problems)
 
 
@@ -129,7 +139,11 @@ class OptimizerConfig:
                 problems.append(Problem(path=("betas", index), message=f"{beta} must be at least 0 and below 1"))
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             problems.append(
-                Problem(path=("max_grad_norm",), message=f"{self.max_grad_norm} must be above 0", hint="null turns clipping off")
+                Problem(
+                    path=("max_grad_norm",),
+                    message=f"{self.max_grad_norm} must be above 0",
+                    hint="null turns clipping off",
+                )
             )
         _raise(problems)
 
@@ -261,7 +275,9 @@ class RunConfig:
         problems = []
         if self.version != SCHEMA_VERSION:
             problems.append(
-                Problem(path=("version",), message=f"{self.version} is not the layout of this engine ({SCHEMA_VERSION})")
+                Problem(
+                    path=("version",), message=f"{self.version} is not the layout of this engine ({SCHEMA_VERSION})"
+                )
             )
         if not 0 <= self.seed < 2**63:
             problems.append(Problem(path=("seed",), message=f"{self.seed} must lie in 0 .. 2^63 - 1"))

@@ -58,9 +58,7 @@ class LinearScheme:
             fprop_w=w,
             dgrad_dy=OperandOptions(axis=-1, scale_mode=grad_mode, rounding=rounding),
             dgrad_w=OperandOptions(axis=-2, scale_mode=s.scale_mode),
-            wgrad_dy=OperandOptions(
-                axis=-2, scale_mode=grad_mode, rounding=rounding, hadamard=s.hadamard, clip=s.clip
-            ),
+            wgrad_dy=OperandOptions(axis=-2, scale_mode=grad_mode, rounding=rounding, hadamard=s.hadamard, clip=s.clip),
             wgrad_x=OperandOptions(axis=-2, scale_mode=s.scale_mode, hadamard=s.hadamard, clip=s.clip),
             dgrad_reuses_fprop_w=s.weight_block == "2d",
         )

@@ -91,9 +91,7 @@ class Llama3(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Return logits [B, T, vocab] in the compute dtype for token ids [B, T]."""
         if self._rope is None or self._rope.shape[1] != tokens_BT.shape[1] or self._rope.device != tokens_BT.device:
-            self._rope = rope_table(
-                tokens_BT.shape[1], self.config.head_dim, self.config.rope_theta, tokens_BT.device
-            )
+            self._rope = rope_table(tokens_BT.shape[1], self.config.head_dim, self.config.rope_theta, tokens_BT.device)
         h = self.tok_embeddings(tokens_BT).to(self.compute_dtype)
         for layer in self.layers:
             h = layer(h, self._rope)

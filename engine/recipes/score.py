@@ -66,7 +66,9 @@ def three_gemms(recipe: RecipeConfig, x_MK: Tensor, w_NK: Tensor, dy_MN: Tensor,
     return {"fprop": y_MN.detach(), "dgrad": dx, "wgrad": dw}
 
 
-def score_recipe(recipe: RecipeConfig, *, tokens: int, k: int, n: int, draws: int, share: float, gain: float) -> list[Score]:
+def score_recipe(
+    recipe: RecipeConfig, *, tokens: int, k: int, n: int, draws: int, share: float, gain: float
+) -> list[Score]:
     """Return the error of each GEMM, summed over ``draws`` independent inputs."""
     sums = {g: dict.fromkeys(("pp", "ee", "ep", "e", "count"), 0.0) for g in GEMMS}
     for draw in range(draws):

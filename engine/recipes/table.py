@@ -46,12 +46,16 @@ class Switches:
             for f in dataclasses.fields(self):
                 if f.name != "elem_format" and getattr(self, f.name) != getattr(defaults, f.name):
                     found.append(
-                        Problem(path=(f.name,), message="has no effect with elem_format none", hint="drop it or set mxfp4")
+                        Problem(
+                            path=(f.name,), message="has no effect with elem_format none", hint="drop it or set mxfp4"
+                        )
                     )
         if self.backward == "hp":
             for name in ("hadamard", "sr", "clip", "scale_mode_sr"):
                 if getattr(self, name) != getattr(defaults, name):
-                    found.append(Problem(path=(name,), message="never fires with backward hp, which quantises no gradient"))
+                    found.append(
+                        Problem(path=(name,), message="never fires with backward hp, which quantises no gradient")
+                    )
         if self.scale_mode_sr is not None and not self.sr:
             found.append(Problem(path=("scale_mode_sr",), message="never fires without sr: true"))
         return found
@@ -81,11 +85,17 @@ _LPT = Switches(elem_format="mxfp4", weight_block="2d", hadamard="random", sr=Tr
 
 def _baseline(name: str, change: str, summary: str, **switches: Any) -> RecipeRow:
     return RecipeRow(
-        name=name, summary=summary, reference="baseline", change=change, switches=dataclasses.replace(_BASELINE, **switches)
+        name=name,
+        summary=summary,
+        reference="baseline",
+        change=change,
+        switches=dataclasses.replace(_BASELINE, **switches),
     )
 
 
-def _lpt(name: str, change: str, summary: str, aliases: tuple[str, ...] = (), note: str = "", **switches: Any) -> RecipeRow:
+def _lpt(
+    name: str, change: str, summary: str, aliases: tuple[str, ...] = (), note: str = "", **switches: Any
+) -> RecipeRow:
     return RecipeRow(
         name=name,
         summary=summary,
@@ -125,7 +135,9 @@ _ROWS = (
     _baseline("wblock2d", "weight_block 2d", "baseline with 32x32 weight blocks", weight_block="2d"),
     _baseline("sr", "sr true", "baseline with stochastic rounding on gradients", sr=True),
     _baseline("hadamard", "hadamard random", "baseline with a randomised Hadamard-32 on wgrad", hadamard="random"),
-    _lpt("lpt_wblock1d", "weight_block 1d", "lpt with 1D weight blocks", weight_block="1d", aliases=("lpt_recipe_1dw",)),
+    _lpt(
+        "lpt_wblock1d", "weight_block 1d", "lpt with 1D weight blocks", weight_block="1d", aliases=("lpt_recipe_1dw",)
+    ),
     _lpt("lpt_nosr", "sr false", "lpt with round to nearest on gradients", sr=False),
     _lpt("lpt_nohadamard", "hadamard none", "lpt without the Hadamard transform", hadamard="none"),
     _lpt("hadamard_3rht", "hadamard 3rht", "lpt with a triple randomised Hadamard", hadamard="3rht"),
@@ -154,7 +166,9 @@ _ROWS = (
         note="Not idempotent: an amax rounded to 6*2^k is bumped when it is quantised again.",
         scale_mode="uos6",
     ),
-    _lpt("floor", "scale_mode floor", "lpt with the OCP floor scale (clips up to a quarter of amax)", scale_mode="floor"),
+    _lpt(
+        "floor", "scale_mode floor", "lpt with the OCP floor scale (clips up to a quarter of amax)", scale_mode="floor"
+    ),
     _lpt("rceil", "scale_mode rceil", "lpt with the round-up scale (bumped above 6)", scale_mode="rceil"),
     _lpt("ceil", "scale_mode ceil", "lpt with the ceil scale (bumped above 4)", scale_mode="ceil"),
     _lpt(
@@ -196,7 +210,5 @@ def resolve(name: str) -> RecipeRow:
     if row is None:
         hint = did_you_mean(name, [*RECIPES, *ALIASES])
         known = "known recipes: " + ", ".join(RECIPES)
-        raise ConfigError(
-            [Problem(path=("name",), message=f'unknown recipe "{name}"', hint=f"{hint} {known}".strip())]
-        )
+        raise ConfigError([Problem(path=("name",), message=f'unknown recipe "{name}"', hint=f"{hint} {known}".strip())])
     return row

@@ -78,7 +78,9 @@ def plan(
     table = Table(box=None, pad_edge=False)
     keys = [k for k in rows[0].run.swept if k not in ("recipe.name", "seed")] if rows else []
     for column in ("#", "run", "recipe", "seed", *keys, "steps", "state", "action"):
-        table.add_column(column, no_wrap=column == "run", justify="right" if column in ("#", "seed", "steps") else "left")
+        table.add_column(
+            column, no_wrap=column == "run", justify="right" if column in ("#", "seed", "steps") else "left"
+        )
     for index, row in enumerate(rows if show_all else rows[:ROWS_SHOWN], 1):
         config = row.run.config
         swept = [str(row.run.swept.get(key, "")) for key in keys]
@@ -114,7 +116,9 @@ def _explain(expansion: Any, spec: Any, wanted: str, as_json: bool) -> None:
     say(run.config.run_id)
     for key, setting in sorted(run.settings.items()):
         position = spec.source.position(setting.origin) if setting.origin is not None else None
-        where = "--set" if setting.origin is None else f"{spec.path}:{position.line + 1}" if position else str(spec.path)
+        where = (
+            "--set" if setting.origin is None else f"{spec.path}:{position.line + 1}" if position else str(spec.path)
+        )
         say(f"  {key} = {setting.value}  ({where})")
     say("every other key has its default; --json shows the whole configuration")
 
@@ -149,7 +153,9 @@ def status(
     sweep: SweepArgument,
     runs: RunsOption = RUNS,
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until all runs have ended.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh every two seconds until all runs have ended.")
+    ] = False,
 ) -> None:
     """Show where each run stands."""
     from lptctl.status import show_status

@@ -145,7 +145,9 @@ class LocalPool:
             status = RunStatus(state=State.FAILED, reason=_explain(error))
         self.results[run_id] = status
         last = f" at loss {status.loss:.4f}" if status.loss is not None else ""
-        text = {State.FINISHED: f"finished{last}", State.INTERRUPTED: "interrupted"}.get(status.state, status.state.value)
+        text = {State.FINISHED: f"finished{last}", State.INTERRUPTED: "interrupted"}.get(
+            status.state, status.state.value
+        )
         self.display.state(run_id, f"{text}: {status.reason}" if status.reason else text)
 
     def _record_silent_death(self, child: _Child, code: int) -> None:

@@ -11,7 +11,15 @@ from engine.config import ModelConfig, from_dict, resolve_model
 NANO = from_dict(
     ModelConfig,
     resolve_model(
-        {"name": "llama3_nano", "dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "ffn_dim": 64, "vocab_size": 64}
+        {
+            "name": "llama3_nano",
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 2,
+            "n_kv_heads": 2,
+            "ffn_dim": 64,
+            "vocab_size": 64,
+        }
     ),
 )
 

@@ -92,7 +92,7 @@ def config(
     return from_dict(RunConfig, tree)
 
 
-def write_run(runs: Path, run: RunConfig, life: Life = Life()) -> Path:  # noqa: B008 - frozen
+def write_run(runs: Path, run: RunConfig, life: Life = Life()) -> Path:
     """Write one run directory below ``runs/<sweep>/`` and return it."""
     paths = RunPaths(runs / run.sweep / run.run_id)
     paths.root.mkdir(parents=True)

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from engine.config import CLOCK_FIELDS, RunPaths
-from tests.helpers.runs import events, make_config, make_run, prepare_corpus, records, run_engine, start_engine, stitched
+from tests.helpers.runs import (
+    events,
+    make_config,
+    make_run,
+    prepare_corpus,
+    records,
+    run_engine,
+    start_engine,
+    stitched,
+)
 
 LONG = {"training": {"steps": 60}, "checkpoint": {"every": 7, "keep": 2}}
 
