@@ -1,7 +1,8 @@
 """Atomic, rotating checkpoints: ``checkpoints/step-NNNNNNNN/{state.pt, meta.json}``.
 
 A checkpoint is written to a temporary sibling, synced to disk and renamed, so a folder with the final name is whole.
-``meta.json`` holds the SHA-256 of ``state.pt``; a folder that fails it is skipped with an event and the one before is used.
+``meta.json`` holds the SHA-256 of ``state.pt``; a folder that fails it is skipped with an event, and the one before is
+used.
 """
 
 from __future__ import annotations

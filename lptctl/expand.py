@@ -137,6 +137,10 @@ class Expander:
             self._broken |= {key, key.partition(".")[0]}
         return wrong is None
 
+    def _all_sound(self, point: Point) -> bool:
+        """Check all swept settings of a point, each of them even after one that is wrong."""
+        return not [key for key, setting in point.items() if not self._sound(key, setting, swept=True)]
+
     def expand(self) -> Expansion:
         """Return every run.
 
@@ -204,7 +208,7 @@ class Expander:
         points = []
         for item, where in items:
             point = dict(flatten(item, where, key))
-            if all([self._sound(flat, setting, swept=True) for flat, setting in point.items()]):
+            if self._all_sound(point):
                 points.append(point)
         return [(key, points)]
 
@@ -248,7 +252,7 @@ class Expander:
         points = self._exclude(block, where, points, result)
         for number, entry in enumerate(block.include):
             flat = dict(flatten(entry, (*where, "include", number)))
-            if all([self._sound(key, setting, swept=True) for key, setting in flat.items()]) and flat:
+            if self._all_sound(flat) and flat:
                 points.append(flat)
         if not block.grid and not block.zip and not block.include and self.file.is_whole:
             hint = "at least: grid: {recipe: [bf16, lpt], seed: [1]}"
@@ -259,7 +263,7 @@ class Expander:
         for number, entry in enumerate(block.exclude):
             origin = (*where, "exclude", number)
             wanted = dict(flatten(entry, origin))
-            if not all([self._sound(key, setting, swept=True) for key, setting in wanted.items()]):
+            if not self._all_sound(wanted):
                 continue
             if not wanted:
                 self.problem("sweep.exclude", Wrong("an empty entry would exclude everything", "drop it"), origin)
@@ -363,7 +367,7 @@ class Expander:
         return PlannedRun(config=dataclasses.replace(config, run_id=run_id), swept=swept, settings=settings)
 
     def _check_ids(self, runs: list[PlannedRun]) -> None:
-        """Refuse two different runs under one id: a collision of hashes, or of names on a file system that folds case."""
+        """Refuse two runs under one id: a collision of hashes, or of names on a file system that folds case."""
         seen: dict[str, PlannedRun] = {}
         for run in runs:
             folded = run.config.run_id.lower()

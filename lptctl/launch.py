@@ -21,7 +21,7 @@ from lptctl import snapshot
 from lptctl.console import warn
 from lptctl.errors import LptError, UsageError
 from lptctl.expand import Expansion
-from lptctl.plan import PlanRow, make_plan
+from lptctl.plan import PlanRow, keep_ids, make_plan
 from lptctl.sources import resolve_source
 from lptctl.spec import SweepFile
 from lptctl.state import State
@@ -70,8 +70,8 @@ def launch_lock(sweep: SweepPaths) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise LptError(
-                f"{sweep.root} is being launched already by {holder}; nothing was changed. "
-                f"Watch it with `lptctl sweep status {sweep.root} --watch` or stop it with `lptctl sweep cancel {sweep.root}`"
+                f"{sweep.root} is being launched already by {holder}; nothing was changed. Watch it with "
+                f"`lptctl sweep status {sweep.root} --watch` or stop it with `lptctl sweep cancel {sweep.root}`"
             ) from None
         file.truncate(0)
         file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
@@ -95,10 +95,11 @@ def freeze(file: SweepFile, expansion: Expansion, sweep: SweepPaths, options: La
     Raises:
         UsageError: if a run directory belongs to something else, the code changed, or a corpus is unusable.
     """
-    rows = make_plan(expansion, sweep)
+    keep_ids(expansion, sweep)
+    rows = make_plan(expansion, sweep, launching=True)
     wanted = {State.NEW, State.INTERRUPTED, State.FAILED} | ({State.NONFINITE} if options.retry_nonfinite else set())
     todo = [row for row in rows if row.status.state in wanted]
-    old = {row.run.config.run_id: _existing(sweep, row.run.config) for row in rows if row.status.state is not State.NEW}
+    old = {row.run_id: found for row in rows if (found := _existing(sweep, row.run.config)) is not None}
     files = snapshot.current_engine()
     digest = snapshot.code_digest(files)
     previous = snapshot.snapshot_files(sweep.code)
@@ -106,8 +107,9 @@ def freeze(file: SweepFile, expansion: Expansion, sweep: SweepPaths, options: La
     if changed and todo and old and not options.new_code:
         names = ", ".join(snapshot.changed_files(previous or {}, files)[:6])
         raise UsageError(
-            f"{sweep.root}: the engine's code has changed since this sweep was launched ({names}); mixing the two would "
-            "spoil the comparison. Use --new-code to continue all the same (the plots then flag it), or a new sweep name"
+            f"{sweep.root}: the engine's code has changed since this sweep was launched ({names}); mixing the two "
+            "would spoil the comparison. Use --new-code to continue all the same (the plots then flag it), or a new "
+            "sweep name"
         )
     workers, threads = pool_size(file, options)
     if not todo:
@@ -142,12 +144,21 @@ def _live(rows: list[PlanRow]) -> list[PlanRow]:
     return [row for row in rows if row.status.state is State.RUNNING]
 
 
-def _existing(sweep: SweepPaths, config: RunConfig) -> RunConfig:
-    """Return the frozen configuration of an existing run directory, which must be this very run."""
-    path = sweep.run(config.run_id).run_json
+def _existing(sweep: SweepPaths, config: RunConfig) -> RunConfig | None:
+    """Return the frozen configuration of a run directory, which must be this very run's; None if there is none."""
+    paths = sweep.run(config.run_id)
+    path = paths.run_json
+    if not path.exists():
+        records = [p.name for p in (paths.events, paths.metrics, paths.checkpoints) if p.exists()]
+        if records:
+            raise UsageError(
+                f"{paths.root}: holds {', '.join(records)} but no run.json, so nothing says which run they belong to; "
+                "move the folder away"
+            )
+        return None
     try:
-        found = load_run(path.read_text())
-    except (OSError, ConfigError) as error:
+        found = load_run(path.read_text(encoding="utf-8"))
+    except (OSError, ConfigError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: cannot be read as this run's configuration: {error}; move the folder away"
         ) from error
@@ -157,8 +168,8 @@ def _existing(sweep: SweepPaths, config: RunConfig) -> RunConfig:
             f"{k}: {theirs.get(k)} there, {ours.get(k)} here" for k in sorted(ours) if theirs.get(k) != ours[k]
         ]
         raise UsageError(
-            f"{path} belongs to another specification ({'; '.join(differing[:4])}); move the folder away or use another "
-            "sweep name"
+            f"{path} belongs to another specification ({'; '.join(differing[:4])}); move the folder away or use "
+            "another sweep name"
         )
     return found
 
@@ -175,17 +186,9 @@ def _prepare_corpora(file: SweepFile, rows: list[PlanRow], sweep: SweepPaths) ->
     for data in dict.fromkeys(row.run.config.data for row in rows):
         folder = hashlib.sha256(canonical_json(to_dict(data)).encode()).hexdigest()[:8]
         out = sweep.data / folder
-        argv = [
-            sys.executable,
-            "-m",
-            "engine.data",
-            "prepare",
-            "--tokenizer",
-            data.tokenizer,
-            "--text-key",
-            data.text_key,
-        ]
-        argv += ["--val-fraction", repr(data.val_fraction), "--out", str(out), "--json"]
+        argv = [sys.executable, "-m", "engine.data", "prepare", "--out", str(out), "--json"]
+        argv += ["--tokenizer", data.tokenizer, "--text-key", data.text_key]
+        argv += ["--val-fraction", repr(data.val_fraction)]
         for source in data.source:
             argv += ["--source", source if source == "stdlib" else resolve_source(source, file.path.parent)]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -29,9 +29,9 @@ def find_unpaired(runs: Sequence[PairedRun]) -> tuple[list[str], list[str]]:
     """Return (reasons why recipes cannot be compared, notes about single runs without a partner).
 
     A recipe's partners are bf16 (the first recipe of the sweep if there is no bf16), its reference in the recipe table,
-    and the same recipe with other switches, as far as the sweep has them; bf16's are all the others. A recipe that has partners but shares a group
-    with none of them cannot be compared with anything: that is a reason. One that shares some groups can be compared
-    there; its other runs are notes.
+    and the same recipe with other switches, as far as the sweep has them; bf16's are all the others. A recipe that has
+    partners but shares a group with none of them cannot be compared with anything: that is a reason. One that shares
+    some groups can be compared there; its other runs are notes.
     """
     groups: dict[str, dict[tuple[int, str], PairedRun]] = {}
     for run in runs:
@@ -62,6 +62,6 @@ def _reason(members: dict[tuple[int, str], PairedRun], partners: list[dict[tuple
     keys = min(([k for k, v in one.differing.items() if other.differing[k] != v] for other in others), key=len)
     labels = " or ".join(dict.fromkeys(other.label for other in others))
     return (
-        f"recipe {one.label} shares no seed and settings with {labels}: their runs differ in {', '.join(keys)} as well, "
-        "so a difference in loss could come from either"
+        f"recipe {one.label} shares no seed and settings with {labels}: their runs differ in {', '.join(keys)} as "
+        "well, so a difference in loss could come from either"
     )

@@ -18,12 +18,13 @@ from lptctl.state import State
 def run_prepared(file: Path, expansion: Expansion, sweep: SweepPaths, prepared: Prepared) -> int:
     """Run what is to be run; print the outcome; return the exit code."""
     skipped = len(expansion.runs) - len(prepared.todo) - len(prepared.live)
+    count = len(prepared.todo)
     say(
-        f"{len(prepared.todo)} runs to run, {skipped} done before, {prepared.workers} at a time; "
+        f"{count} run{'s' if count != 1 else ''} to run, {skipped} done before, {prepared.workers} at a time; "
         f"state and logs in {sweep.root}"
     )
     code = _pool(sweep, prepared)
-    rows = make_plan(expansion, sweep)
+    rows = make_plan(expansion, sweep, launching=True)
     bad = [r for r in rows if r.status.state in (State.FAILED, State.NONFINITE)]
     finished = sum(r.status.state is State.FINISHED for r in rows)
     for row in bad:

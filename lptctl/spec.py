@@ -62,7 +62,7 @@ class SweepFile:
     single_block: bool
     """``sweep:`` was one mapping and not a list (positions differ)."""
     problems: tuple[Located, ...]
-    """What is wrong with the shape; the wrong parts are left out of ``spec``, so that the rest can be checked as well."""
+    """What is wrong with the shape; the wrong parts are left out of ``spec``, so that the rest is checked as well."""
 
     @property
     def path(self) -> Path:

@@ -142,7 +142,8 @@ def _step_time_s(records: list[dict[str, Any]]) -> float | None:
     steps = recent[-1]["step"] - recent[0]["step"]
     if steps < 1:
         return _number(recent[-1].get("step_time_s"))
-    return float(recent[-1]["time"] - recent[0]["time"]) / steps
+    elapsed_s = float(recent[-1]["time"]) - float(recent[0]["time"])
+    return elapsed_s / float(steps)
 
 
 def read_status(paths: RunPaths, *, live: bool | None = None, queued: bool = False) -> RunStatus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from engine.config import RunPaths, SweepPaths
 from lptctl.console import out, print_json, say
 from lptctl.errors import LptError, UsageError
 from lptctl.executor.local import duration
-from lptctl.state import RunStatus, State, read_status
+from lptctl.plan import queued_runs, read_plan, status_of
+from lptctl.state import RunStatus, State, finite_or_text, read_status
 
 WATCH_S = 2.0
-ENDED = (State.FINISHED, State.FAILED, State.NONFINITE, State.INTERRUPTED)
+UNENDED = (State.RUNNING, State.QUEUED)
 
 
 def find_sweep(given: Path, runs: Path) -> SweepPaths:
@@ -36,8 +36,8 @@ def find_sweep(given: Path, runs: Path) -> SweepPaths:
 
 
 def _rows(sweep: SweepPaths) -> list[tuple[dict[str, Any], RunStatus]]:
-    plan = json.loads(sweep.plan_json.read_text())
-    return [(row, read_status(sweep.run(row["run_id"]))) for row in plan["runs"]]
+    queued = queued_runs(sweep)
+    return [(row, status_of(sweep, row["run_id"], queued)) for row in read_plan(sweep)["runs"]]
 
 
 def show_status(given: Path, runs: Path, *, as_json: bool, watch: bool) -> None:
@@ -52,7 +52,7 @@ def show_status(given: Path, runs: Path, *, as_json: bool, watch: bool) -> None:
         while True:
             rows = _rows(sweep)
             live.update(_table(rows), refresh=True)
-            if all(status.state in ENDED for _, status in rows):
+            if not any(status.state in UNENDED for _, status in rows):
                 return
             time.sleep(WATCH_S)
 
@@ -64,7 +64,7 @@ def _print_status(sweep: SweepPaths, as_json: bool) -> None:
             {
                 "run_id": row["run_id"], "recipe": row["recipe"], "seed": row["seed"], "state": status.state.value,
                 "reason": status.reason, "attempt": status.attempt, "step": status.step, "steps": row["steps"],
-                "loss": _json_number(status.loss), "val_loss": _json_number(status.val_loss),
+                "loss": finite_or_text(status.loss), "val_loss": finite_or_text(status.val_loss),
                 "eta_s": status.eta_s(row["steps"]) if status.state is State.RUNNING else None,
             }
             for row, status in rows
@@ -75,11 +75,6 @@ def _print_status(sweep: SweepPaths, as_json: bool) -> None:
     for _, status in rows:
         counts[status.state.value] = counts.get(status.state.value, 0) + 1
     say(f"{len(rows)} runs: " + ", ".join(f"{n} {state}" for state, n in counts.items()))
-
-
-def _json_number(value: float | None) -> float | str | None:
-    """JSON has no NaN; it becomes text, as in metrics.jsonl."""
-    return value if value is None or value - value == 0 else str(value)
 
 
 def _table(rows: list[tuple[dict[str, Any], RunStatus]]) -> Any:
@@ -145,8 +140,16 @@ def cancel_runs(given: Path, wanted: list[str], runs: Path) -> None:
     else:
         sweep.cancel.touch()
         targets = [RunPaths(p.parent) for p in sweep.root.glob("*/run.json")]
-    live = [paths for paths in targets if read_status(paths).state is State.RUNNING]
-    for paths in live:
-        paths.stop.touch()
-    say(f"asked {len(live)} running run{'s' if len(live) != 1 else ''} to checkpoint and stop: "
-        + (", ".join(p.root.name for p in live) or "none is running"))  # fmt: skip
+    queued = queued_runs(sweep)
+    states = {paths.root.name: status_of(sweep, paths.root.name, queued).state for paths in targets}
+    for paths in targets:
+        if states[paths.root.name] in UNENDED:
+            paths.stop.touch()
+    running = [name for name, state in states.items() if state is State.RUNNING]
+    waiting = [name for name, state in states.items() if state is State.QUEUED]
+    if running:
+        say(f"asked to checkpoint and stop: {', '.join(running)}")
+    if waiting:
+        say(f"will not be started: {', '.join(waiting)}")
+    if not running and not waiting:
+        say("nothing to cancel: no run is running or waiting to start")

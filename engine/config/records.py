@@ -50,7 +50,7 @@ class StepRecord:
     tflops: float | None = None
     """Model TFLOP/s per device: flops_per_token x tps. Clock field."""
     mfu: float | None = None
-    """tflops as a percentage of the device's peak; null where the peak is unknown or GEMMs are quantised. Clock field."""
+    """tflops in percent of the device's peak; null where the peak is unknown or GEMMs are quantised. Clock field."""
     memory_gib: float | None = None
     """Peak device memory (GPU) or resident set (CPU) so far, GiB. Clock field."""
 

@@ -71,7 +71,7 @@ class DataConfig:
     """Where tokens come from. ``path`` and ``digest`` are filled in at launch, when the corpus has been prepared."""
 
     source: tuple[str, ...] = ("stdlib",)
-    """``stdlib`` (the running Python's standard library), or text files, globs, ``.jsonl`` files, or one prepared folder."""
+    """``stdlib`` (the running Python's standard library), text files, globs, ``.jsonl`` files, or one prepared folder."""
     tokenizer: str = "byte"
     """``byte``, or ``bpe:N`` for a byte-level BPE of N entries trained on the corpus; ignored for a prepared folder."""
     text_key: str = "text"
@@ -253,7 +253,7 @@ class RunConfig:
     run_id: str
     """Readable slug of the swept keys plus 8 hex digits of the identity; folder below the sweep's."""
     seed: int
-    """Seeds initial weights, data order, stochastic rounding and Hadamard draws. Same seed, same weights and batches."""
+    """Seeds initial weights, data order, stochastic rounding, Hadamard draws. Same seed, same weights and batches."""
     recipe: RecipeConfig
     """What is quantised, and how."""
     model: ModelConfig

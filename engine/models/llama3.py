@@ -1,4 +1,7 @@
-"""Llama-3-style decoder with torchtitan's module names. Legend: B sequences, T tokens, D width, H heads, F head size."""
+"""Llama-3-style decoder with torchtitan's module names.
+
+Legend: B sequences, T tokens, D width, H heads, F head size.
+"""
 
 from __future__ import annotations
 

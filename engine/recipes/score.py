@@ -106,7 +106,8 @@ def score_recipe(
 def markdown(scores: list[Score], title: str) -> str:
     """Return a table with a row a recipe."""
     rows = {name: {s.gemm: s for s in scores if s.recipe == name} for name in dict.fromkeys(s.recipe for s in scores)}
-    head = "| recipe | fprop SNR dB | dgrad SNR dB | wgrad SNR dB | fprop shrinkage | dgrad shrinkage | wgrad shrinkage | wgrad offset |"
+    columns = [f"{gemm} SNR dB" for gemm in GEMMS] + [f"{gemm} shrinkage" for gemm in GEMMS] + ["wgrad offset"]
+    head = f"| recipe | {' | '.join(columns)} |"
     lines = [title, "", head, "|---|" + "---:|" * 7]
     for name, row in rows.items():
         snr = " | ".join("exact" if row[g].snr_db > 100 else f"{row[g].snr_db:.2f}" for g in GEMMS)

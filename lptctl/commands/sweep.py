@@ -61,10 +61,11 @@ def plan(
     """Show every run, its state, and what a launch would do. Starts nothing, needs no torch."""
     from lptctl.console import out, print_json, say
     from lptctl.launch import sweep_paths
-    from lptctl.plan import dropped_runs, make_plan
+    from lptctl.plan import dropped_runs, keep_ids, make_plan
 
     spec, expansion = _expand(file, set_)
     sweep = sweep_paths(runs, spec.spec.name)
+    keep_ids(expansion, sweep)
     if explain is not None:
         _explain(expansion, spec, explain, as_json)
         return

@@ -94,6 +94,10 @@ class LocalPool:
     def _start(self, row: PlanRow) -> None:
         run_id = row.run.config.run_id
         paths = self.sweep.run(run_id)
+        if paths.stop.exists():
+            self.results[run_id] = RunStatus(state=State.INTERRUPTED, reason="cancelled before it was started")
+            self.display.state(run_id, "cancelled before it was started")
+            return
         try:
             attempt = 1 + max((event["attempt"] for event in read_lines(paths.events)), default=0)
             threads = load_run(paths.run_json.read_text()).runtime.threads
@@ -167,7 +171,7 @@ class LocalPool:
 
 
 def _child_environment(sweep: SweepPaths, threads: int | None) -> dict[str, str]:
-    """Return the environment of an engine process: the sweep's code snapshot first, its thread count, nothing else new."""
+    """Return the environment of an engine process: ours, the sweep's code snapshot first, and its thread count."""
     env = {**os.environ, "PYTHONPATH": str(sweep.code), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)

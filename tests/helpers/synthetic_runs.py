@@ -159,7 +159,7 @@ class _Writer:
                         tflops=0.01,
                         mfu=None,
                         memory_gib=0.4,
-                    )  # fmt: skip
+                    )
                 )
             if is_bad:
                 self.event("nonfinite", attempt, step=step, what=life.nonfinite_what, value="nan")

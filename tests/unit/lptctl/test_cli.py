@@ -42,9 +42,9 @@ def test_help_and_plan_import_nothing_heavy(tmp_path: Path) -> None:
 def test_plan_works_without_torch_and_numpy(tmp_path: Path) -> None:
     for name in ("torch", "numpy", "pandas"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed here')\n")
+    argv = [sys.executable, "-m", "lptctl", "sweep", "plan", "sweeps/demo.yaml", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "lptctl", "sweep", "plan", "sweeps/demo.yaml", "--json", "--runs", str(tmp_path / "runs")],
-        capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        [*argv, "--runs", str(tmp_path / "runs")], capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["runs"]) == 12

@@ -32,7 +32,8 @@ def test_swap_with_quantisation_off_changes_no_bit(dtype: str) -> None:
     for loss in losses:
         loss.backward()
     for (name, a), (_, b) in zip(plain.named_parameters(), swapped.named_parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None
+        assert a.grad is not None
+        assert b.grad is not None
         assert torch.equal(a.grad, b.grad), name
 
 
@@ -75,7 +76,9 @@ def test_gemms_equal_the_operand_table(name: str, dtype: torch.dtype) -> None:
             qdq(dy2, left, key=key["wgrad_dy"] if s.sr else None, transform=hadamard)[0].t()
             @ qdq(x2, right, transform=hadamard)[0]
         )
-    assert x.grad is not None and linear.weight.grad is not None and linear.bias.grad is not None
+    assert x.grad is not None
+    assert linear.weight.grad is not None
+    assert linear.bias.grad is not None
     assert torch.equal(x.grad.reshape(-1, 64), dx)
     assert torch.equal(linear.weight.grad, dw.float())
     assert torch.allclose(linear.bias.grad, dy2.float().sum(0), rtol=2e-2, atol=1e-1)
