@@ -105,7 +105,7 @@ def freeze(file: SweepFile, expansion: Expansion, sweep: SweepPaths, options: La
     previous = snapshot.snapshot_files(sweep.code)
     changed = previous is not None and snapshot.code_digest(previous) != digest
     if changed and todo and old and not options.new_code:
-        names = ", ".join(snapshot.changed_files(previous or {}, files)[:6])
+        names = ", ".join(f"engine/{name}" for name in snapshot.changed_files(previous or {}, files)[:6])
         raise UsageError(
             f"{sweep.root}: the engine's code has changed since this sweep was launched ({names}); mixing the two "
             "would spoil the comparison. Use --new-code to continue all the same (the plots then flag it), or a new "

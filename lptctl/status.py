@@ -139,7 +139,7 @@ def cancel_runs(given: Path, wanted: list[str], runs: Path) -> None:
         targets = [find_run(sweep, w) for w in wanted]
     else:
         sweep.cancel.touch()
-        targets = [RunPaths(p.parent) for p in sweep.root.glob("*/run.json")]
+        targets = [RunPaths(p.parent) for p in sorted(sweep.root.glob("*/run.json"))]
     queued = queued_runs(sweep)
     states = {paths.root.name: status_of(sweep, paths.root.name, queued).state for paths in targets}
     for paths in targets:

@@ -71,7 +71,7 @@ class DataConfig:
     """Where tokens come from. ``path`` and ``digest`` are filled in at launch, when the corpus has been prepared."""
 
     source: tuple[str, ...] = ("stdlib",)
-    """``stdlib`` (the running Python's standard library), text files, globs, ``.jsonl`` files, or one prepared folder."""
+    """``stdlib`` (the running Python's standard library), files, globs, ``.jsonl`` files, or one prepared folder."""
     tokenizer: str = "byte"
     """``byte``, or ``bpe:N`` for a byte-level BPE of N entries trained on the corpus; ignored for a prepared folder."""
     text_key: str = "text"

@@ -47,14 +47,14 @@ def test_plan_works_without_torch_and_numpy(tmp_path: Path) -> None:
         [*argv, "--runs", str(tmp_path / "runs")], capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["runs"]) == 12
+    assert len(json.loads(done.stdout)["runs"]) == 10
 
 
 def test_plan_shows_runs_states_and_counts(tmp_path: Path) -> None:
     done = lptctl("sweep", "plan", "sweeps/demo.yaml", "--runs", str(tmp_path))
     assert done.returncode == 0
-    assert done.stdout.count(" new ") == 12
-    assert "12 runs: 12 to start" in done.stdout
+    assert done.stdout.count(" new ") == 10
+    assert "10 runs: 10 to start" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -65,8 +65,8 @@ def test_plan_of_many_runs_is_cut_and_says_so(tmp_path: Path) -> None:
     file = tmp_path / "many.yaml"
     file.write_text(text)
     done = lptctl(*args[:2], str(file), *args[3:])
-    assert "... and 190 more; --all shows them" in done.stdout
-    assert lptctl(*args[:2], str(file), *args[3:], "--all").stdout.count(" new ") == 240
+    assert "... and 150 more; --all shows them" in done.stdout
+    assert lptctl(*args[:2], str(file), *args[3:], "--all").stdout.count(" new ") == 200
 
 
 def test_explain_names_who_set_each_key(tmp_path: Path) -> None:
