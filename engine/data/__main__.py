@@ -6,7 +6,9 @@ Exit codes: 0 prepared (or there already), 64 bad sources or options, 1 output t
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +18,13 @@ from engine.data.sources import is_prepared, resolve_source
 
 FAILED, CONFIG, INTERRUPTED = 1, 64, 130
 SHOWN = 50
+NEXT_STEP = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space in your quota",
+    errno.EROFS: "give an --out on a file system that can be written",
+    errno.EACCES: "make it writable, or give another --out,",
+    errno.ENAMETOOLONG: "give a shorter name",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -106,17 +115,16 @@ def main(argv: list[str] | None = None) -> int:
         )
         return CONFIG
     except OSError as error:
-        where = error.filename or args.out
         print(
-            f"engine.data: {error.strerror or error}: {where}; nothing was left behind, "
-            "free space or make it writable and run the same command again",
+            f"engine.data: {error.strerror or error}: {error.filename or args.out}; nothing was left behind; "
+            f"{NEXT_STEP.get(error.errno or 0, 'mend it')} and run the same command again",
             file=sys.stderr,
         )
         return FAILED
     except KeyboardInterrupt:
         print("engine.data: interrupted; nothing was left behind", file=sys.stderr)
         return INTERRUPTED
-    out = args.out.resolve()
+    out = Path(os.path.realpath(args.out))
     if args.json:
         print(json.dumps(meta.summary(out)))
         return 0

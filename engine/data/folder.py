@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -36,28 +36,43 @@ def lock_beside(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
                 current = False
             if not current:
                 continue
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 yield
             finally:
-                os.unlink(name)
+                with suppress(FileNotFoundError):  # somebody tidied up; the lock was held all the same
+                    os.unlink(name)
             return
         finally:
             os.close(fd)
+
+
+def _partial_and_old(path: Path) -> tuple[Path, Path]:
+    return path.parent / f".{path.name}.partial", path.parent / f".{path.name}.old"
+
+
+def tidy(path: Path) -> None:
+    """Remove what a killed writer left beside ``path``; put back the folder that it was about to replace.
+
+    Needs :func:`lock_beside`.
+    """
+    partial, old = _partial_and_old(path)
+    if old.exists() and not path.exists():
+        old.rename(path)
+    for leftover in (partial, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
 
 
 @contextmanager
 def publish(path: Path) -> Iterator[Path]:
     """Give an empty folder next to ``path`` to fill, and rename it to ``path`` if the block ends without an exception.
 
-    Needs :func:`lock_beside`: what an earlier, killed writer left is removed. A folder already at ``path`` is replaced.
+    Needs :func:`lock_beside`. A folder already at ``path`` is replaced; it stays if anything fails.
     """
-    partial = path.parent / f".{path.name}.partial"
-    old = path.parent / f".{path.name}.old"
-    for leftover in (partial, old):
-        if leftover.exists():
-            shutil.rmtree(leftover)
+    tidy(path)
+    partial, old = _partial_and_old(path)
     partial.mkdir()
     try:
         yield partial
@@ -69,9 +84,7 @@ def publish(path: Path) -> Iterator[Path]:
         partial.rename(path)
         _sync(path.parent)
     finally:
-        for leftover in (partial, old):
-            if leftover.exists():
-                shutil.rmtree(leftover)
+        tidy(path)
 
 
 def _sync(path: Path) -> None:

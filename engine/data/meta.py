@@ -133,6 +133,24 @@ def dump_meta(meta: Meta) -> str:
     return json.dumps(to_dict(meta), indent=2, allow_nan=False) + "\n"
 
 
+class OtherLayoutError(ConfigError):
+    """A prepared folder of a layout that this version does not read."""
+
+
+def made_by_prepare(folder: Path) -> bool:
+    """Say whether a folder, however damaged, can only come from ``prepare``.
+
+    Its shards have names of their own; ``meta.json`` and ``tokenizer.json`` are names that other programs use too.
+    """
+    if (folder / TRAIN_FILE).is_file() and (folder / VAL_FILE).is_file():
+        return True
+    try:
+        tree = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(tree, dict) and {"version", "tokenizer", "files", "digest", "request"} <= tree.keys()
+
+
 def _fail(message: str, hint: str = "") -> ConfigError:
     return ConfigError([Problem(path=("data", "path"), message=message, hint=hint)])
 
@@ -156,7 +174,8 @@ def load_meta(folder: Path) -> Meta:
         raise _fail(f"{path} is no JSON: {error}", again) from error
     version = tree.get("version") if isinstance(tree, dict) else None
     if version != META_VERSION:
-        raise _fail(f"{path} has layout version {version}; this engine reads {META_VERSION}", again)
+        message = f"{path} has layout version {version}; this engine reads {META_VERSION}"
+        raise OtherLayoutError([Problem(path=("data", "path"), message=message, hint=again)])
     try:
         meta = from_dict(Meta, tree)
     except ConfigError as error:

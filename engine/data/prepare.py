@@ -1,23 +1,23 @@
 """Turn sources into a prepared folder: read, deduplicate, split, tokenise, publish. numpy; tokenizers for a BPE.
 
-Two passes, so that memory holds one document and one batch, however large the corpus: the first checks every document
-and decides where it goes, the second writes tokens. A BPE adds one pass over the training documents between them.
+Two passes, so that memory holds one document, one batch and a hash of each document, not the corpus: the first checks
+every document and decides where it goes, the second writes tokens. A BPE adds a pass over the training documents
+between them, whose counts of distinct words stay in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from engine.config import ConfigError, DataConfig, Problem, canonical_json
-from engine.data.folder import lock_beside, publish
+from engine.data.folder import publish
 from engine.data.meta import (
-    DATA_FILES,
     META_FILE,
     META_VERSION,
     TOKENIZER_FILE,
@@ -32,6 +32,7 @@ from engine.data.meta import (
     load_meta,
     verify_files,
 )
+from engine.data.output import check_out, reserved, reusable, there_already
 from engine.data.progress import Progress
 from engine.data.shards import ShardWriter, unigram_entropy
 from engine.data.sources import Document, Source, is_prepared, resolve_source
@@ -237,60 +238,6 @@ def _request(config: DataConfig, plan: _Plan) -> str:
     return hashlib.sha256(canonical_json(asked).encode()).hexdigest()
 
 
-def _check_out(out: Path) -> list[Problem]:
-    """Refuse a place that holds anything but a prepared folder: nothing else is ever replaced."""
-    if not (out.exists() or out.is_symlink()):
-        return []
-    if not out.is_dir():
-        return [_problem("out", f"{out} exists and is no folder", "give another --out")]
-    foreign = sorted(file.name for file in out.iterdir() if file.name not in DATA_FILES)
-    if foreign:
-        return [_problem("out", f"{out} holds other files ({', '.join(foreign[:3])})", "give a new folder")]
-    return []
-
-
-@contextmanager
-def _reserved(out: Path, progress: Progress) -> Iterator[None]:
-    """Be the only one who prepares ``out``."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with lock_beside(out, lambda holder: progress.say(f"waiting for {holder}, which prepares {out}")):
-        problems = _check_out(out)
-        if problems:
-            raise ConfigError(problems)
-        yield
-
-
-def _reusable(
-    out: Path, request: str, differs: Callable[[Meta], str], *, force: bool, progress: Progress
-) -> Meta | None:
-    """Return the meta of ``out`` if it holds just what is asked for, None if it must be written.
-
-    Raises:
-        ConfigError: if it holds another corpus and ``force`` is not set: an interrupted run may still need it.
-    """
-    if not is_prepared(out):
-        return None
-    try:
-        meta = load_meta(out)
-    except ConfigError as error:
-        progress.say(f"{out} is damaged and is made again: {error}")
-        return None
-    if meta.request == request:
-        return meta
-    if force:
-        progress.say(f"{out} holds another corpus ({meta.digest}) and is replaced: {differs(meta)}")
-        return None
-    raise ConfigError(
-        [
-            _problem(
-                "out",
-                f"{out} holds another corpus ({meta.digest}): {differs(meta)}",
-                "give another --out, or --force to replace it; runs that were trained on it then refuse to continue",
-            )
-        ]
-    )
-
-
 def prepare(
     config: DataConfig, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> tuple[Meta, bool]:
@@ -304,8 +251,8 @@ def prepare(
         OSError: if ``out`` cannot be written.
     """
     progress = progress or Progress()
-    out = out.resolve()
-    problems = _check_out(out)
+    out = Path(os.path.realpath(out))  # Path.resolve() raises RuntimeError on a loop of links
+    problems = check_out(out)
     prepared = [Path(given) for given in config.source if is_prepared(Path(given))]
     if prepared and len(config.source) > 1:
         problems.append(_problem("source", f"{prepared[0]} is a prepared folder and must be the only source"))
@@ -329,8 +276,15 @@ def prepare(
         return ", ".join(options) or "its documents differ from those of the sources now"
 
     request = _request(config, plan)
-    with _reserved(out, progress):
-        meta = _reusable(out, request, differs, force=force, progress=progress)
+
+    def wanted(meta: Meta) -> bool:
+        return meta.request == request
+
+    meta = there_already(out, wanted)
+    if meta is not None:
+        return meta, True
+    with reserved(out, progress):
+        meta = reusable(out, wanted, differs, force=force, progress=progress)
         if meta is not None:
             return meta, True
         tokenizer = _tokenizer(sources, config, plan, progress)
@@ -348,14 +302,18 @@ def _copy(source: Path, out: Path, *, force: bool, progress: Progress) -> tuple[
     )
     if out == source:
         return meta, True
-    with _reserved(out, progress):
-        existing = _reusable(
-            out,
-            meta.request,
-            lambda there: f"digest {there.digest} there, {meta.digest} here",
-            force=force,
-            progress=progress,
-        )
+
+    def wanted(there: Meta) -> bool:
+        return there.digest == meta.digest
+
+    def differs(there: Meta) -> str:
+        return f"digest {there.digest} there, {meta.digest} here"
+
+    existing = there_already(out, wanted)
+    if existing is not None:
+        return existing, True
+    with reserved(out, progress):
+        existing = reusable(out, wanted, differs, force=force, progress=progress)
         if existing is not None:
             return existing, True
         with publish(out) as folder:

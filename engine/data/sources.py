@@ -161,7 +161,7 @@ def stdlib_files(root: Path) -> tuple[Path, ...]:
 
 def is_prepared(path: Path) -> bool:
     """Say whether a path is a folder that ``prepare`` made."""
-    return path.is_dir() and (path / META_FILE).is_file()
+    return os.path.isdir(path) and os.path.isfile(path / META_FILE)
 
 
 def resolve_source(given: str, problems: list[Problem]) -> Source | None:
@@ -185,7 +185,16 @@ def resolve_source(given: str, problems: list[Problem]) -> Source | None:
         problems.append(
             _problem(f'"{given}" is empty', "expected stdlib, text files, globs, .jsonl files or a prepared folder")
         )
-    elif path.is_dir():
+        return None
+    try:
+        return _resolve_path(given, path, problems)
+    except OSError as error:  # a name too long, a folder that may not be entered
+        problems.append(_problem(f"{given} cannot be read: {error.strerror or error}"))
+        return None
+
+
+def _resolve_path(given: str, path: Path, problems: list[Problem]) -> Source | None:
+    if path.is_dir():
         problems.append(
             _problem(
                 f"{given} is a folder, but none that `lptctl data prepare` made",

@@ -45,7 +45,9 @@ def prepare(
 
     The folder appears whole or not at all; the same command again returns at once.
     """
-    from lptctl.errors import FAILED, INTERRUPTED, OK, USAGE
+    import signal
+
+    from lptctl.errors import FAILED, INTERRUPTED, OK, USAGE, LptError
 
     # One word an option, so that a value that starts with a dash is still its value.
     options = [f"--source={given}" for given in source]
@@ -54,6 +56,11 @@ def prepare(
     code = run_engine(["prepare", *options])
     if code in INTERRUPTED_BY_CTRL_C:
         raise typer.Exit(INTERRUPTED)
+    if code < 0:
+        raise LptError(
+            f"data prepare: the engine was killed by {signal.Signals(-code).name} (SIGKILL is often the kernel, out of "
+            f"memory: see dmesg); {out} is as it was; run the same command again"
+        )
     raise typer.Exit({0: OK, ENGINE_CONFIG: USAGE}.get(code, FAILED))
 
 
