@@ -2,9 +2,10 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 BIN := .venv/bin
+export PYTHONPATH := $(CURDIR)
 SOURCES := $(shell git ls-files 'lptctl/*.py' 'engine/*.py' 'plotting/*.py' 2>/dev/null)
 
-.PHONY: help demo test soak lint format bench-cpu bench-cli operator-table constraints clean
+.PHONY: help demo test soak lint format bench-cpu bench-cli operator-table docs-tables constraints clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -41,6 +42,9 @@ bench-cli: .venv/.dev  ## Start-up of lptctl against a bare typer app, plan of 1
 
 operator-table: .venv/.engine  ## SNR and bias of each recipe's three GEMMs -> docs/operator-table.md
 	$(BIN)/python -m engine.recipes.score --out docs/operator-table.md
+
+docs-tables: .venv/.engine  ## Refresh the generated tables in docs/
+	$(BIN)/python tools/docs_tables.py
 
 constraints: .venv/.dev  ## Pin the versions of this environment in constraints.txt
 	tools/pin_constraints.sh

@@ -70,7 +70,8 @@ def describe(expected: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(f'"{a}"' for a in args)
     if origin is tuple:
-        return f"a list of {describe(args[0])} values"
+        plural = {int: "integers", float: "numbers", str: "texts"}[args[0]]
+        return f"a list of {plural}" if args[-1] is Ellipsis else f"a list of {len(args)} {plural}"
     if dataclasses.is_dataclass(expected):
         return "a mapping"
     return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(expected, str(expected))

@@ -8,12 +8,21 @@ from pydantic import TypeAdapter
 
 from engine.config import MODELS
 from engine.recipes.table import RECIPES, Switches
+from lptctl.fielddocs import field_docs
 from lptctl.settings import NOT_FOR_USERS, SECTIONS
 from lptctl.spec import SweepSpec
 
 
-def _section(name: str, cls: Any) -> dict[str, Any]:
+def _described(cls: Any) -> dict[str, Any]:
+    """Return a class's schema with its fields' docstrings, which editors show on hover."""
     schema: dict[str, Any] = TypeAdapter(cls).json_schema()
+    for field, text in field_docs(cls).items():
+        schema["properties"][field]["description"] = text
+    return schema
+
+
+def _section(name: str, cls: Any) -> dict[str, Any]:
+    schema = _described(cls)
     schema.pop("required", None)  # presets and other blocks fill the rest
     schema["additionalProperties"] = False
     for key in NOT_FOR_USERS:
@@ -21,7 +30,7 @@ def _section(name: str, cls: Any) -> dict[str, Any]:
         if section == name:
             schema["properties"].pop(field, None)
     if name == "recipe":
-        switches = TypeAdapter(Switches).json_schema()["properties"]
+        switches = _described(Switches)["properties"]
         schema.pop("$defs", None)
         schema["properties"].update(switches)
         schema["properties"]["name"] = {"enum": list(RECIPES)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -76,13 +77,19 @@ def wait_for(condition: Any, *, what: str, timeout_s: float = 90) -> None:
         time.sleep(0.05)
 
 
+def fill(file: Path) -> None:
+    """Write until the file system is full."""
+    with file.open("wb", buffering=0) as out:
+        try:
+            while True:
+                out.write(b"x" * (1 << 16))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017
+
+
 def steps_done(sweep: SweepPaths, recipe: str) -> int:
     paths = runs_of(sweep).get(recipe)
     return max(stitched(paths), default=0) if paths is not None else 0
-
-
-def kinds(paths: RunPaths) -> list[tuple[int, str]]:
-    return [(e["attempt"], e["kind"]) for e in read_lines(paths.events)]
 
 
 def test_launch_relaunch_and_extension_in_a_hostile_path(tmp_path: Path, corpus: Path) -> None:
@@ -250,9 +257,7 @@ def test_disk_fault_in_the_middle_of_a_run(tmp_path: Path, corpus: Path, fault: 
         wait_for(lambda: steps_done(sweep, "lpt") >= 6, what="steps")
         if fault == "full disk":
             filler = disk / "filler"
-            with filler.open("wb") as out, pytest.raises(OSError, match="No space left"):
-                while True:
-                    out.write(b"x" * (1 << 16))
+            fill(filler)
         else:
             # A mount with files open for writing cannot become read-only, so the logs stay writable.
             checkpoints = runs_of(sweep)["lpt"].checkpoints
