@@ -2,7 +2,6 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 BIN := .venv/bin
-export PYTHONPATH := $(CURDIR)
 SOURCES := $(shell git ls-files 'lptctl/*.py' 'engine/*.py' 'plotting/*.py' 2>/dev/null)
 
 .PHONY: help demo test soak lint format bench-cpu bench-cli operator-table docs-tables constraints clean
@@ -35,16 +34,16 @@ format: .venv/.dev  ## Apply the house style
 	$(BIN)/ruff format .
 
 bench-cpu: .venv/.dev  ## Quantise-dequantise on this CPU against torchao, interleaved -> docs/benchmarks/cpu-quantise.md
-	$(BIN)/python tools/bench_cpu.py
+	$(BIN)/python -m tools.bench_cpu
 
 bench-cli: .venv/.dev  ## Start-up of lptctl against a bare typer app, plan of 10,000 runs -> docs/benchmarks/cli.md
-	$(BIN)/python tools/bench_cli.py
+	$(BIN)/python -m tools.bench_cli
 
 operator-table: .venv/.engine  ## SNR and bias of each recipe's three GEMMs -> docs/operator-table.md
 	$(BIN)/python -m engine.recipes.score --out docs/operator-table.md
 
 docs-tables: .venv/.engine  ## Refresh the generated tables in docs/
-	$(BIN)/python tools/docs_tables.py
+	$(BIN)/python -m tools.docs_tables
 
 constraints: .venv/.dev  ## Pin the versions of this environment in constraints.txt
 	tools/pin_constraints.sh

@@ -38,7 +38,7 @@ def test_there_is_a_sweep_file_in_the_manual_and_the_readme() -> None:
 
 def test_generated_tables_are_current() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "docs_tables.py"), "--check"], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "tools.docs_tables", "--check"], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
 
