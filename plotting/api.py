@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from plotting import export
-from plotting.clean import clean
+from plotting.clean import Run, clean
 from plotting.curves import GroupCurves, build_curves
 from plotting.figure import FigureText, draw
 from plotting.group import Pairing, group_runs
+from plotting.panels import MOST_BANDS, has_bands
 from plotting.schema import PlotError, RecipeInfo
 from plotting.sources.rundir import discover, read_runs
 from plotting.table import Row, build_rows
@@ -96,9 +99,8 @@ class Report:
 
     @property
     def is_flawed(self) -> bool:
-        """True if a run is non-finite or unfinished, or the pairs are not pairs (``--strict`` asks)."""
-        kinds = {run.status.kind for row in self.rows for run in row.group.runs}
-        return kinds != {"finished"} or self.pairing.verdict == "unpaired"
+        """True if any note is a warning, e.g. of a non-finite, unfinished or unpaired run (``--strict`` asks)."""
+        return any(note.level == "warning" for note in self.notes)
 
     @property
     def num_runs(self) -> int:
@@ -210,11 +212,16 @@ def _figure_text(report: Report, command: str) -> FigureText:
     parts = [
         f"Lines: {smoothing}, {seeds}." if smoothing.weight is not None else f"Lines: {seeds}.",
         "Faint: as logged." if smoothing.weight is not None or most > 1 else "",
-        "Bands: ±1 sd over seeds (gap: over seed pairs)." if most > 1 else "",
+        "Bands: ±1 sd over seeds (gap: over seed pairs)." if has_bands(report.curves) else "",
+        f"No bands for more than {MOST_BANDS} lines: the table has the spread."
+        if most > 1 and not has_bands(report.curves)
+        else "",
     ]
+    if any(len({_last_finite(run) for run in c.group.runs}) > 1 for c in report.curves):
+        parts.append("Thin: the seeds that go on where others have stopped.")
     bases = [c for c in report.curves if c.is_baseline]
     if len(bases) == 1 and len(bases[0].group.runs) > 1 and any(c.gap is not None for c in report.curves):
-        parts.append(f"Grey: ±1 sd over the seeds of {report.options.baseline}.")
+        parts.append(f"Grey: ±1 sd over the seeds of {report.options.baseline}, averaged over a tenth of the run.")
     if any(run.boundaries for run in runs):
         parts.append("Vertical hairlines: a run resumed.")
     if any(run.overlap is not None and run.overlap.max_abs_dloss > 0 for run in runs):
@@ -224,6 +231,12 @@ def _figure_text(report: Report, command: str) -> FigureText:
     provenance = " · ".join(p for p in (command, count, f"revision {revision}" if revision else "") if p)
     warnings = tuple(f"Warning: {note.short}" for note in report.notes if note.short)
     return FigureText(caption=" ".join(p for p in parts if p), provenance=provenance, warnings=warnings)
+
+
+def _last_finite(run: Run) -> int:
+    steps, values = run.series("loss")
+    finite = steps[np.isfinite(values)]
+    return int(finite[-1]) if len(finite) else 0
 
 
 def _description(report: Report, command: str) -> str:

@@ -195,10 +195,7 @@ def table_markdown(header: Sequence[str], cells: Sequence[Sequence[str]], notes:
 
 
 def header_and_cells(rows: Sequence[Row], *, baseline: str, is_full: bool) -> tuple[list[str], list[list[str]]]:
-    """Return the table in words. Unless ``is_full``, columns that hold nothing of note are left out.
-
-    Notes on what is left out are the caller's; :func:`plotting.api.Report.sentences` has them.
-    """
+    """Return the table in words. Unless ``is_full``, columns that hold nothing of note are left out."""
     columns: list[tuple[str, list[str], bool]] = [
         ("recipe", [row.group.label for row in rows], True),
         ("seeds", [_seed_cell(row) for row in rows], True),

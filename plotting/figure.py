@@ -17,7 +17,7 @@ from plotting.labels import Ruler, spread
 from plotting.panels import Canvas, LineEnd
 from plotting.theme import ALARM, GREY, Preset, rc_params, styles
 
-_LINE, _LEGEND_LINE = 1.28, 1.45  # line spacing, in type sizes
+_LINE, _LEGEND_LINE, _LABEL_LINE = 1.28, 1.45, 1.18  # line spacing, in type sizes
 _TOP, _BOTTOM, _SIDE = 0.06, 0.05, 0.05  # outer margins, inches
 _HANDLE_EM = 2.4  # a legend's line sample and the space behind it, in type sizes
 _LEADER_IN = 0.13  # from the axes to a direct label
@@ -54,21 +54,28 @@ class _Layout:
         margin = self.width - 2 * _SIDE
         warnings = [line for w in text.warnings for line in self.ruler.wrap(w, preset.small_pt, margin)]
         caption = self.ruler.wrap(text.caption, preset.small_pt, margin)
-        caption.append(self.ruler.shorten(text.provenance, preset.small_pt, margin))
+        caption += self.ruler.wrap(
+            self.ruler.shorten(text.provenance, preset.small_pt, 1.8 * margin), preset.small_pt, margin
+        )
         legend = self._place_legend(self._legend_entries())
         legend_height = (1 + max((row for _, _, row, _ in legend), default=0)) * _LEGEND_LINE * self.em
         warning_height = len(warnings) * _LINE * self.small + (0.5 * self.small if warnings else 0.0)
         caption_height = len(caption) * _LINE * self.small
-        longest = max((self.ruler.width(c.group.label, preset.small_pt) for c in curves), default=0.0)
-        self.label_width = min(max(longest, self.ruler.width(baseline, preset.small_pt)), 0.19 * self.width)
-        right = _LEADER_IN + self.label_width + 0.05 + _SIDE
         rows = 4 // preset.columns
+        row_gap, xlabel = 1.3 * self.em, 3.3 * self.em
+        above = _TOP + legend_height + warning_height + 1.1 * self.em
+        below = xlabel + 0.5 * self.small + caption_height + _BOTTOM
+        panel_height = self._panel_height()
+        if preset.height_in is None:
+            self.height = above + rows * panel_height + (rows - 1) * row_gap + below
+        else:
+            self.height = preset.height_in
+            panel_height = max(1.0, (self.height - above - below - (rows - 1) * row_gap) / rows)
+            self.height = above + rows * panel_height + (rows - 1) * row_gap + below
+        self.label_width = self._label_width(baseline) if self._labels_height() <= panel_height else 0.0
+        right = _LEADER_IN + self.label_width + 0.05 + _SIDE if self.label_width else 1.5 * self.em
         between = 6.0 * self.em
         panel_width = (self.width - left - right - between * (preset.columns - 1)) / preset.columns
-        row_gap, xlabel = 1.3 * self.em, 3.3 * self.em
-        panels_height = rows * preset.panel_height_in + (rows - 1) * row_gap + xlabel
-        above = _TOP + legend_height + warning_height + 1.1 * self.em
-        self.height = above + panels_height + 0.5 * self.small + caption_height + _BOTTOM
         self.figure = Figure(figsize=(self.width, self.height))
         self._write_legend(legend)
         self._write_lines(warnings, _TOP + legend_height + 0.3 * self.small, ALARM)
@@ -76,16 +83,33 @@ class _Layout:
         for index in range(4):
             row, column = divmod(index, preset.columns)
             x = left + column * (panel_width + between)
-            y = self.height - above - preset.panel_height_in - row * (preset.panel_height_in + row_gap)
-            axes.append(self._axes(x, y, panel_width, preset.panel_height_in))
+            y = self.height - above - panel_height - row * (panel_height + row_gap)
+            axes.append(self._axes(x, y, panel_width, panel_height))
         self._draw_panels(axes, baseline, int(panel_width * panels.PIXELS_PER_INCH))
         self._write_lines(caption, self.height - _BOTTOM - caption_height, GREY)
+
+    def _labels_height(self) -> float:
+        """Return the height that the labels beside a panel take, one a group, inches."""
+        return (_LABEL_LINE * len(self.curves) - 1.0) * self.small
+
+    def _panel_height(self) -> float:
+        needed = self._labels_height()
+        preset = self.preset
+        return max(preset.panel_height_in, needed) if needed <= preset.tallest_panel_in else preset.panel_height_in
+
+    def _label_width(self, baseline: str) -> float:
+        names = [baseline]
+        for c in self.curves:
+            total = len(c.group.runs)
+            is_whole = all(run.status.kind == "finished" for run in c.group.runs)
+            names.append(c.group.label if is_whole else f"{c.group.label} ({total} of {total})")
+        return min(max(self.ruler.width(name, self.preset.small_pt) for name in names), 0.19 * self.width)
 
     def _axes(self, x: float, y: float, width: float, height: float) -> Axes:
         return self.figure.add_axes((x / self.width, y / self.height, width / self.width, height / self.height))
 
     def _draw_panels(self, axes: Sequence[Axes], baseline: str, pixel_columns: int) -> None:
-        canvas = Canvas(styles=self.styles, preset=self.preset, columns=pixel_columns)
+        canvas = Canvas.of(self.curves, styles=self.styles, preset=self.preset, columns=pixel_columns)
         last = panels.last_step(self.curves)
         sizes = {run.info.tokens_per_step for c in self.curves for run in c.group.runs}
         xlabel = f"step ({sizes.pop():,} tokens each)" if len(sizes) == 1 else "step"
@@ -103,14 +127,16 @@ class _Layout:
 
     def _direct_labels(self, ax: Axes, ends: Sequence[LineEnd]) -> None:
         """Write labels right of the axes, spread so that none overlaps, each joined to its line's end."""
+        if not self.label_width:
+            return  # the legend names them all
         box = ax.get_position()
         bottom, top = ax.get_ylim()
         height = box.height * self.height
         visible = [e for e in ends if bottom <= e.value <= top]
         wanted = [(e.value - bottom) / (top - bottom) * height for e in visible]
-        placed = spread(wanted, 1.18 * self.small, -0.5 * self.small, height + 0.5 * self.small)
+        placed = spread(wanted, _LABEL_LINE * self.small, -0.5 * self.small, height + 0.5 * self.small)
         if placed is None:
-            return  # the legend names them all
+            return
         x, y = box.x1 * self.width, box.y0 * self.height
         for end, start, centre in zip(visible, wanted, placed, strict=True):
             line = Line2D(
@@ -143,17 +169,15 @@ class _Layout:
         return entries
 
     def _place_legend(self, entries: Sequence[tuple[Line2D, str]]) -> list[tuple[Line2D, str, int, float]]:
-        """Let entries flow into rows like words; return each with its row and its x, inches."""
-        start = self.left
-        placed: list[tuple[Line2D, str, int, float]] = []
-        row, x = 0, start
-        for handle, name in entries:
-            width = _HANDLE_EM * self.em + self.ruler.width(name, self.preset.font_pt)
-            if x > start and x + width > self.width - _SIDE:
-                row, x = row + 1, start
-            placed.append((handle, name, row, x))
-            x += width + 1.6 * self.em
-        return placed
+        """Set entries in as many columns as fit, row by row; return each with its row and its x, inches."""
+        widths = [_HANDLE_EM * self.em + self.ruler.width(name, self.preset.font_pt) for _, name in entries]
+        gap, available = 1.6 * self.em, self.width - _SIDE - self.left
+        for count in range(max(len(entries), 1), 0, -1):
+            columns = [max(widths[i::count]) for i in range(min(count, len(entries)))]
+            if sum(columns) + gap * (len(columns) - 1) <= available:
+                break
+        starts = [self.left + sum(columns[:i]) + gap * i for i in range(len(columns))]
+        return [(handle, name, i // count, starts[i % count]) for i, (handle, name) in enumerate(entries)]
 
     def _write_legend(self, placed: Sequence[tuple[Line2D, str, int, float]]) -> None:
         for handle, name, row, x in placed:

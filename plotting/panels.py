@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from matplotlib.transforms import blended_transform_factory
 
 from plotting.clean import Run
@@ -20,6 +21,9 @@ from plotting.transform import thin
 
 PIXELS_PER_INCH = 200
 """Resolution that thinning works for, and that PNG files have."""
+MOST_BANDS = 8
+"""Groups up to which bands are drawn; more would lie on top of each other and hide the lines."""
+_FAR = 10.0  # a group with a gap this many times the median group's leaves the view, so that the others can be read
 _TICKS_ONLY_ABOVE = 24  # resumed attempts; more full-height hairlines than this would be a hatching
 
 
@@ -32,6 +36,22 @@ class Canvas:
     preset: Preset
     columns: int
     """Pixel columns of a panel, for thinning."""
+    raw_alpha: float
+    """Opacity of a line of logged values."""
+    band_alpha: float
+    """Opacity of a band; 0 draws none."""
+
+    @classmethod
+    def of(cls, curves: Sequence[GroupCurves], *, styles: Mapping[str, Style], preset: Preset, columns: int) -> Canvas:
+        """Choose opacities that keep the overlap of all groups readable."""
+        groups = max(len(curves), 1)
+        return cls(
+            styles=styles,
+            preset=preset,
+            columns=columns,
+            raw_alpha=min(0.2, max(0.08, 1 - 0.5 ** (1 / groups))),
+            band_alpha=min(0.13, 0.45 / groups) if has_bands(curves) else 0.0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +62,11 @@ class LineEnd:
     value: float
     """y at the end, data units."""
     color: str
+
+
+def has_bands(curves: Sequence[GroupCurves]) -> bool:
+    """Return whether the figure shows spreads as bands."""
+    return len(curves) <= MOST_BANDS and any(len(c.group.runs) > 1 for c in curves)
 
 
 def gid(*parts: object) -> str:
@@ -67,7 +92,8 @@ def draw_loss(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> None:
             top = min(float(values.max()), 1.15 * max(starts))  # a diverging run must not flatten the others
             _limits(ax, float(values.min()), top)
             _mark_outside(ax, drawn, lambda c: c.loss, canvas)
-            _zoom(ax, drawn, canvas)
+            has_crosses = any(r.status.kind == "nonfinite" for c in curves for r in c.group.runs)
+            _zoom(ax, drawn, canvas, ceiling=0.9 if has_crosses else 0.97)
     _boundaries(ax, curves, canvas)
     _mark_stops(ax, curves, canvas, "loss")
 
@@ -76,7 +102,8 @@ def draw_gap(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas, baseline: 
     """Smoothed difference of the training loss to the baseline, mean and ±1 sd over seed pairs.
 
     The grey band is ±1 sd of the baseline's own smoothed loss over its seeds: how far one run of it lies from the mean
-    of all. Limits follow the mean gaps after the first tenth of the run; what lies outside is marked.
+    of all. Limits follow the gaps after the first tenth of the run, those of diverging groups aside; a mean outside is
+    marked.
     """
     ax.set_ylabel(f"gap to {baseline} (nats/token)")
     bases = [c for c in curves if c.is_baseline and not c.loss.is_empty]
@@ -87,19 +114,18 @@ def draw_gap(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas, baseline: 
         return []
     ends: list[LineEnd] = []
     last = max(int(gap.stacked.steps[-1]) for _, gap in drawn)
-    inner: list[FloatArray] = []
+    extents: list[FloatArray] = []
     for c, gap in drawn:
         style = canvas.styles[c.group.label]
         _line(ax, gap, style, canvas, gid("gap", c.group.label))
         late = gap.stacked.steps >= last / 10
         sd = gap.stacked.sd
-        inner += [gap.stacked.values[:, late]]
-        if sd is not None:
+        inner = [gap.stacked.values[:, late]]
+        if sd is not None and canvas.band_alpha:
             inner += [(gap.stacked.mean - sd)[late], (gap.stacked.mean + sd)[late]]
-        end = _end(gap, last)
-        if end is not None:
-            ends.append(LineEnd(label=c.group.label, value=end, color=style.color))
-    values = _finite(inner)
+        extents.append(_finite(inner))
+        ends += _end(c, gap, last, style)
+    values = _near(extents)
     if not len(values):
         values = _finite([gap.stacked.values for _, gap in drawn])
     low, high = (min(0.0, float(values.min())), max(0.0, float(values.max()))) if len(values) else (-1.0, 1.0)
@@ -137,7 +163,7 @@ def draw_grad_norm(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> N
 def draw_validation(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> list[LineEnd]:
     """Validation loss where it was evaluated; the entropy of the corpus's token frequencies as a hairline.
 
-    The value before training sets no limit: it is marked at the edge instead, because it would flatten the rest.
+    The first fifth of the run sets no limit, because its descent would flatten the rest: it is marked at the edge.
     """
     ax.set_ylabel("validation loss (nats/token)")
     drawn = [c for c in curves if not c.val_loss.is_empty]
@@ -150,10 +176,8 @@ def draw_validation(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> 
     for c in _baseline_last(drawn):
         style = canvas.styles[c.group.label]
         _line(ax, c.val_loss, style, canvas, gid("val_loss", c.group.label), marker=True)
-        end = _end(c.val_loss, last)
-        if end is not None:
-            ends.append(LineEnd(label=c.group.label, value=end, color=style.color))
-    values = _finite([y[steps > 0] for c in drawn for steps, y in c.val_loss.smoothed])
+        ends += _end(c, c.val_loss, last, style)
+    values = _finite([y[steps > last / 5] for c in drawn for steps, y in c.val_loss.smoothed])
     if not len(values):
         values = _finite([y for c in drawn for _, y in c.val_loss.smoothed])
     entropies = sorted({r.started.unigram_entropy for c in curves for r in c.group.runs} - {None}, key=str)
@@ -164,7 +188,7 @@ def draw_validation(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> 
             line = ax.axhline(entropy, color=HAIRLINE, linewidth=0.6, zorder=1.5)
             line.set_gid(gid("unigram_entropy", f"{entropy:.4f}"))
             ax.text(
-                0.99, entropy, f"unigram entropy of the corpus {entropy:.2f}", ha="right", va="bottom", color=GREY,
+                0.99, entropy, f"unigram entropy {entropy:.2f}", ha="right", va="bottom", color=GREY,
                 fontsize=canvas.preset.small_pt * 0.93, transform=blended_transform_factory(ax.transAxes, ax.transData),
             )  # fmt: skip
         _mark_outside(ax, drawn, lambda c: c.val_loss, canvas)
@@ -199,9 +223,11 @@ def _line(
     stacked = curve.stacked
     steps, mean = stacked.steps[stacked.complete], stacked.mean[stacked.complete]
     sd = stacked.sd
-    if sd is not None and bands and len(steps):
+    if sd is not None and bands and canvas.band_alpha and len(steps):
         low, high = mean - sd[stacked.complete], mean + sd[stacked.complete]
-        ax.fill_between(steps, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=2, gid=f"{name}-band")
+        ax.fill_between(
+            steps, low, high, color=style.color, alpha=canvas.band_alpha, linewidth=0, zorder=2, gid=f"{name}-band"
+        )
     look: dict[str, Any] = {"color": style.color, "linestyle": style.dash}
     dot: dict[str, Any] = {"marker": "o", "markersize": 2.1 * style.width_pt, "markeredgewidth": 0.0} if marker else {}
     x, y = thin(steps, mean, canvas.columns)
@@ -218,7 +244,7 @@ def _raw(ax: Axes, curve: Curve, style: Style, canvas: Canvas) -> None:
     for run, (steps, values) in zip(curve.runs, curve.raw, strict=True):
         x, y = thin(steps, np.where(np.isfinite(values), values, np.nan), canvas.columns)
         name = gid("raw", run.info.run_id)
-        ax.plot(x, y, color=style.color, linewidth=0.45 * style.width_pt, alpha=0.2, zorder=1.8, gid=name)
+        ax.plot(x, y, color=style.color, linewidth=0.45 * style.width_pt, alpha=canvas.raw_alpha, zorder=1.8, gid=name)
 
 
 def _replaced(ax: Axes, runs: Sequence[Run], style: Style, canvas: Canvas) -> None:
@@ -237,25 +263,49 @@ def _limits(ax: Axes, low: float, high: float, pad: float = 0.04) -> None:
     ax.set_ylim(low - margin, high + margin)
 
 
-def _end(curve: Curve, last: int) -> float | None:
-    """Return the mean's value at its end if the line reaches the last tenth of the axis."""
-    steps = curve.stacked.steps[curve.stacked.complete]
-    if not len(steps) or steps[-1] < 0.9 * last:
-        return None
-    return float(curve.stacked.mean[curve.stacked.complete][-1])
+def _near(extents: Sequence[FloatArray]) -> FloatArray:
+    """Join the values of groups that are no more than ``_FAR`` times as far from 0 as the (lower) median group."""
+    reach = [float(np.abs(values).max()) if len(values) else 0.0 for values in extents]
+    typical = sorted(reach)[(len(reach) - 1) // 2]
+    return _finite([values for values, r in zip(extents, reach, strict=True) if r <= _FAR * typical])
 
 
-def _zoom(ax: Axes, drawn: Sequence[GroupCurves], canvas: Canvas) -> None:
-    """Enlarge the last fifth in the empty corner above a falling curve; leave it out where there is no empty corner."""
+def _end(c: GroupCurves, curve: Curve, last: int, style: Style) -> list[LineEnd]:
+    """Return where the mean ends, or the mean of the seeds that go on; nothing before the last tenth of the axis."""
+    lasting = []
+    for steps, values in curve.smoothed:
+        finite = np.flatnonzero(np.isfinite(values))
+        if len(finite) and steps[finite[-1]] >= 0.9 * last:
+            lasting.append(float(values[finite[-1]]))
+    if not lasting:
+        return []
+    whole = curve.stacked.steps[curve.stacked.complete]
+    if len(whole) and whole[-1] >= 0.9 * last:
+        value, count = float(curve.stacked.mean[curve.stacked.complete][-1]), len(c.group.runs)
+    else:
+        value, count = float(np.mean(lasting)), len(lasting)
+    label = c.group.label if count == len(c.group.runs) else f"{c.group.label} ({count} of {len(c.group.runs)})"
+    return [LineEnd(label=label, value=value, color=style.color)]
+
+
+def _zoom(ax: Axes, drawn: Sequence[GroupCurves], canvas: Canvas, *, ceiling: float) -> None:
+    """Enlarge the last fifth in the empty corner above a falling curve; leave it out where there is no empty corner.
+
+    ``ceiling`` is the upper edge of the corner as a fraction of the axes.
+    """
     last = max(int(c.loss.stacked.steps[-1]) for c in drawn)
     start = 0.8 * last
     bottom, top = ax.get_ylim()
-    ceiling = [y[steps > 0.42 * last] for c in drawn for steps, y in c.loss.raw]
-    tail = [y[steps >= start] for c in drawn for steps, y in c.loss.smoothed]
-    high, values = _finite(ceiling), _finite(tail)
-    if last < 20 or len(values) < 4 or (float(high.max()) - bottom) > 0.40 * (top - bottom):
+    below = _finite([y[steps > 0.42 * last] for c in drawn for steps, y in c.loss.raw])
+    values = _finite([y[steps >= start] for c in drawn for steps, y in c.loss.smoothed])
+    if last < 20 or len(values) < 4:
         return
-    inset = ax.inset_axes((0.50, 0.53, 0.485, 0.45))
+    floor = max(0.45, (float(below.max()) - bottom) / (top - bottom) + 0.12)  # with room for the ticks
+    if ceiling - floor < 0.3:
+        return
+    # Hairlines of resumed runs would cross the tick labels.
+    ax.add_patch(Rectangle((0.40, floor - 0.1), 0.6, ceiling - floor + 0.1, color="white", transform=ax.transAxes))
+    inset = ax.inset_axes((0.50, floor, 0.485, ceiling - floor))
     inset.set_gid("loss-zoom")
     for c in _baseline_last(drawn):
         style = canvas.styles[c.group.label]
@@ -270,14 +320,13 @@ def _zoom(ax: Axes, drawn: Sequence[GroupCurves], canvas: Canvas) -> None:
 
 
 def _noise_band(ax: Axes, bases: Sequence[GroupCurves], canvas: Canvas, baseline: str) -> None:
-    if len(bases) != 1 or bases[0].loss.stacked.sd is None:
+    if len(bases) != 1:
         return
     stacked = bases[0].loss.stacked
     sd = stacked.sd
-    assert sd is not None
-    steps, half = stacked.steps[stacked.complete], sd[stacked.complete]
-    if not len(steps):
+    if sd is None or not stacked.complete.any():
         return
+    steps, half = stacked.steps[stacked.complete], _pooled(sd[stacked.complete])
     steps, half = thin(steps, half, canvas.columns)
     typical = float(np.median(half[steps >= steps[-1] / 10]))
     bottom, top = ax.get_ylim()
@@ -289,6 +338,16 @@ def _noise_band(ax: Axes, bases: Sequence[GroupCurves], canvas: Canvas, baseline
         )  # fmt: skip
         return
     ax.fill_between(steps, -half, half, color="#000000", alpha=0.08, linewidth=0, zorder=1, gid="gap-noise")
+
+
+def _pooled(sd: FloatArray) -> FloatArray:
+    """Average the variance over a tenth of the run around each point: that of two or three seeds alone is mostly noise.
+
+    Near the ends the window holds fewer points.
+    """
+    window = np.ones(max(1, len(sd) // 10))
+    pooled: FloatArray = np.sqrt(np.convolve(sd**2, window, "same") / np.convolve(np.ones(len(sd)), window, "same"))
+    return pooled
 
 
 def _mark_outside(

@@ -42,6 +42,10 @@ class Preset:
     """Panels side by side."""
     panel_height_in: float
     """Height of one panel's axes."""
+    tallest_panel_in: float
+    """Height that a panel may grow to when the labels beside its lines need it."""
+    height_in: float | None
+    """Height of the figure; None lets it follow the panels."""
     font_pt: float
     """Type of axis labels and legend; ticks, direct labels and the caption are a little smaller."""
     line_pt: float
@@ -54,9 +58,15 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "page": Preset(width_in=6.9, columns=2, panel_height_in=1.85, font_pt=7.5, line_pt=1.2),
-    "column": Preset(width_in=3.35, columns=1, panel_height_in=1.6, font_pt=7.0, line_pt=1.0),
-    "slides": Preset(width_in=12.8, columns=2, panel_height_in=2.45, font_pt=13.0, line_pt=2.0),
+    "page": Preset(
+        width_in=6.9, columns=2, panel_height_in=1.85, tallest_panel_in=3.2, height_in=None, font_pt=7.5, line_pt=1.2
+    ),
+    "column": Preset(
+        width_in=3.35, columns=1, panel_height_in=1.6, tallest_panel_in=2.4, height_in=None, font_pt=7.0, line_pt=1.0
+    ),
+    "slides": Preset(
+        width_in=12.8, columns=2, panel_height_in=2.45, tallest_panel_in=2.45, height_in=7.2, font_pt=13.0, line_pt=2.0
+    ),
 }
 """A page's full width, one column of two, a 16:9 slide."""
 

@@ -171,14 +171,17 @@ def _difference_notes(rows: Sequence[Row], baseline: str) -> Iterator[Note]:
         yield Note(level="info", text="Resolved (the 95 % interval excludes 0): " + _listed(resolved) + ".")
     for row, c in equal:
         yield Note(level="info", text=f"{row.group.label} equals {c.reference} bit for bit over the steps averaged.")
+    unresolved: dict[int, list[str]] = {}
     for row, c in measured:
         if not c.loss.is_resolved and (row, c) not in equal and c.loss.detectable is not None:
-            yield Note(
-                level="info",
-                text=f"Not resolved: {row.group.label} - {c.reference} = {interval(c.loss)}. This run is too short or "
-                f"has too few seeds ({c.loss.n}) to separate them: the smallest difference it could have seen is "
-                f"≈ {c.loss.detectable:.2g} (80 % power).",
-            )
+            text = f"{row.group.label} - {c.reference} = {signed(c.loss.mean)} ({c.loss.detectable:.2g})"
+            unresolved.setdefault(c.loss.n, []).append(text)
+    for pairs, texts in sorted(unresolved.items()):
+        yield Note(
+            level="info",
+            text=f"Not resolved: too short, or too few seeds ({pairs}), to separate {'; '.join(texts)}. In brackets: "
+            "the smallest true difference that would be found (80 % power); a smaller one may be there.",
+        )
     single = [f"{row.group.label} - {c.reference}" for row, c in against if c.loss.low is None]
     if single:
         yield Note(

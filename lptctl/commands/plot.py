@@ -39,7 +39,7 @@ def plot(
     ] = "png,svg,csv",
     as_json: Annotated[bool, typer.Option("--json", help="Print table and notes as JSON.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 4 if a run is non-finite, unfinished or unpaired.")
+        bool, typer.Option("--strict", help="Exit 4 if there is any warning, e.g. a non-finite or unfinished run.")
     ] = False,
 ) -> None:
     """Draw loss, gap to the baseline, grad norm and validation of each recipe, and print the final table.
@@ -56,14 +56,20 @@ def plot(
     from lptctl.errors import WARNINGS, UsageError
     from plotting.api import Options, PlotError, make_report
 
+    problems: list[str] = []
     try:
-        options = Options.parse(
-            smooth=smooth, baseline=resolve(baseline).name, last=last, preset=preset, formats=formats
-        )
+        baseline = resolve(baseline).name
+    except ConfigError as error:
+        problems.append(f"--baseline {error}")
+    try:
+        options = Options.parse(smooth=smooth, baseline=baseline, last=last, preset=preset, formats=formats)
+    except PlotError as error:
+        problems += error.problems
+    if problems:
+        raise UsageError("\n".join(problems))
+    try:
         command = shlex.join(["lptctl", *sys.argv[1:]])
         report = make_report(runs, options=options, recipes=recipe_infos(), out=out, command=command)
-    except ConfigError as error:
-        raise UsageError(f"--baseline {error}") from None
     except PlotError as error:
         raise UsageError("\n".join(error.problems)) from None
     if as_json:

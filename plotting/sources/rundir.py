@@ -17,6 +17,7 @@ LAYOUT_VERSION = 1
 """Version of run.json that this reader knows."""
 _NOT_IDENTITY = ("version", "sweep", "run_id", "seed", "recipe", "checkpoint", "runtime")
 _PROBLEMS_PER_FILE = 5
+_MOST = 2**63 - 1
 
 
 def discover(arguments: Sequence[str | Path]) -> list[Path]:
@@ -51,6 +52,13 @@ def discover(arguments: Sequence[str | Path]) -> list[Path]:
                 )
         for run in runs:
             found.setdefault(run.resolve(), run)
+        parents = dict.fromkeys(run.parent for run in runs if run not in candidates)
+        problems += [
+            f"{log.parent}: metrics.jsonl without run.json; restore run.json or move the folder out of the sweep"
+            for parent in parents
+            for log in sorted(parent.glob("*/metrics.jsonl"))
+            if not (log.parent / "run.json").exists()
+        ]
     if problems:
         raise PlotError(problems)
     return list(found.values())
@@ -149,20 +157,15 @@ def _read_info(path: Path, problems: list[str]) -> RunInfo | None:
         return None
     before = len(problems)
     flat = flatten(tree)
-    expected: tuple[tuple[str, type, str], ...] = (
-        ("sweep", str, "text"),
-        ("run_id", str, "text"),
-        ("seed", int, "an integer"),
-        ("recipe.name", str, "text"),
-        ("training.steps", int, "an integer"),
-        ("training.seq_len", int, "an integer"),
-        ("training.global_batch_size", int, "an integer"),
-        ("runtime.log_every", int, "an integer"),
-    )
-    for key, kind, name in expected:
+    for key in ("sweep", "run_id", "recipe.name"):
+        if not isinstance(flat.get(key), str):
+            problems.append(f"{file}: {key} is {_shown(flat.get(key))}; expected text")
+    if type(flat.get("seed")) is not int:
+        problems.append(f"{file}: seed is {_shown(flat.get('seed'))}; expected an integer")
+    for key in ("training.steps", "training.seq_len", "training.global_batch_size", "runtime.log_every"):
         value = flat.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            problems.append(f"{file}: {key} is {_shown(value)}; expected {name}")
+        if type(value) is not int or value < 1:
+            problems.append(f"{file}: {key} is {_shown(value)}; expected an integer of at least 1")
     revision = _read_revision(path / "git.json", problems)
     if len(problems) > before:
         return None
@@ -241,10 +244,10 @@ def _records(file: Path, lines: list[dict[str, Any]], problems: list[str]) -> Re
         where = f"{file}:{index + 1}"
         for key, column in keys.items():
             value = record.get(key)
-            if type(value) is int:
+            if type(value) is int and 0 <= value <= _MOST:
                 column[index] = value
             else:
-                broken.append(f"{where}: {key} is {_shown(value)}; expected an integer")
+                broken.append(f"{where}: {key} is {_shown(value)}; expected an integer of at least 0")
         stamp = _number(record.get("time"))
         if stamp is None:
             broken.append(f"{where}: time is {_shown(record.get('time'))}; expected seconds since the epoch")
@@ -288,7 +291,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
-        return float(value)
+        return float(value) if abs(value) <= _MOST or isinstance(value, float) else None
     if value in ("nan", "inf", "-inf"):
         return math.nan if value == "nan" else math.copysign(math.inf, -1.0 if value == "-inf" else 1.0)
     return None
