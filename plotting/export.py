@@ -38,6 +38,7 @@ def save_figure(figure: Figure, path: Path, *, preset: Preset, title: str, descr
         PlotError: if the file cannot be written.
     """
     kind = path.suffix[1:]
+    description = "".join(c if c.isprintable() or c == "\n" else "?" for c in description)
     metadata: dict[str, Any] = {"Title": title, "Description": description}
     if kind == "svg":
         metadata |= {"Date": None, "Creator": "lptctl"}

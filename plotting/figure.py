@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from plotting import panels
 from plotting.curves import GroupCurves
-from plotting.labels import Ruler, spread
+from plotting.labels import Ruler, drawable, spread
 from plotting.panels import Canvas, LineEnd
 from plotting.theme import ALARM, GREY, Preset, rc_params, styles
 
@@ -142,12 +142,13 @@ class _Layout:
             line = Line2D(
                 [x / self.width, (x + 0.35 * _LEADER_IN) / self.width, (x + 0.85 * _LEADER_IN) / self.width],
                 [(y + start) / self.height, (y + start) / self.height, (y + centre) / self.height],
-                transform=self.figure.transFigure, color=end.color, linewidth=0.5,
+                transform=self.figure.transFigure, color=end.style.color, linewidth=0.5,
             )  # fmt: skip
             self.figure.add_artist(line)
             self._text(
                 x + _LEADER_IN, y + centre, self.ruler.shorten(end.label, self.preset.small_pt, self.label_width),
-                color=end.color, size_pt=self.preset.small_pt, va="center_baseline", gid=panels.gid("label", end.label),
+                color=end.style.ink, size_pt=self.preset.small_pt, va="center_baseline",
+                gid=panels.gid("label", end.label),
             )  # fmt: skip
 
     def _legend_entries(self) -> list[tuple[Line2D, str]]:
@@ -199,7 +200,7 @@ class _Layout:
 
     def _text(self, x: float, y: float, text: str, *, color: str, size_pt: float, va: str, gid: str | None) -> None:
         artist = Text(
-            x / self.width, y / self.height, text, color=color, fontsize=size_pt, ha="left", va=va,
+            x / self.width, y / self.height, drawable(text), color=color, fontsize=size_pt, ha="left", va=va,
             transform=self.figure.transFigure, parse_math=False,
         )  # fmt: skip
         artist.set_gid(gid)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import FT2Font
 from scipy.optimize import isotonic_regression
 
+from plotting.theme import FONT
+
 _DPI = 720  # high, so that hinting does not round widths
+
+
+def drawable(text: str) -> str:
+    """Replace what the figure's font cannot draw (a path may hold anything) by a question mark."""
+    return "".join(c if c.isprintable() and _glyphs().get_char_index(ord(c)) else "?" for c in text)
+
+
+@functools.cache
+def _glyphs() -> FT2Font:
+    return get_font(findfont(FontProperties(family=FONT)))
 
 
 class Ruler:
@@ -22,8 +36,8 @@ class Ruler:
         """Return the width of one line of text, inches."""
         if not text:
             return 0.0
-        font = FontProperties(size=size_pt)
-        width, _, _ = self._renderer.get_text_width_height_descent(text, font, False)  # type: ignore[no-untyped-call]
+        font = FontProperties(family=FONT, size=size_pt)
+        width, _, _ = self._renderer.get_text_width_height_descent(drawable(text), font, False)  # type: ignore[no-untyped-call]
         return float(width) / _DPI
 
     def wrap(self, text: str, size_pt: float, width_in: float) -> list[str]:

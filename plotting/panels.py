@@ -61,7 +61,7 @@ class LineEnd:
     label: str
     value: float
     """y at the end, data units."""
-    color: str
+    style: Style
 
 
 def has_bands(curves: Sequence[GroupCurves]) -> bool:
@@ -134,7 +134,7 @@ def draw_gap(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas, baseline: 
     base_style = canvas.styles[bases[0].group.label]
     zero = ax.axhline(0.0, color=base_style.color, linewidth=base_style.width_pt, zorder=2.5)
     zero.set_gid("gap-zero")
-    ends.append(LineEnd(label=baseline, value=0.0, color=base_style.color))
+    ends.append(LineEnd(label=baseline, value=0.0, style=base_style))
     _mark_outside(ax, [c for c, _ in drawn], lambda c: c.gap, canvas)
     _mark_stops(ax, [c for c in curves if c.gap is not None], canvas, "gap")
     return ends
@@ -285,7 +285,7 @@ def _end(c: GroupCurves, curve: Curve, last: int, style: Style) -> list[LineEnd]
     else:
         value, count = float(np.mean(lasting)), len(lasting)
     label = c.group.label if count == len(c.group.runs) else f"{c.group.label} ({count} of {len(c.group.runs)})"
-    return [LineEnd(label=label, value=value, color=style.color)]
+    return [LineEnd(label=label, value=value, style=style)]
 
 
 def _zoom(ax: Axes, drawn: Sequence[GroupCurves], canvas: Canvas, *, ceiling: float) -> None:

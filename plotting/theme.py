@@ -8,6 +8,8 @@ from typing import Any
 
 from plotting.group import Group
 
+FONT = "DejaVu Sans"
+"""Comes with matplotlib, so that figures are the same on every machine."""
 HASH_SALT = "lptctl"
 """Fixes the ids in SVG files, so that the same input gives the same bytes."""
 
@@ -79,12 +81,26 @@ class Style:
     dash: Dash
     width_pt: float
 
+    @property
+    def ink(self) -> str:
+        """The colour for text, darkened to a contrast of 3 to 1 on white (WCAG 2.1, 1.4.11)."""
+        channels = [int(self.color[i : i + 2], 16) for i in (1, 3, 5)]
+        while _contrast(channels) < 3.0:
+            channels = [int(0.97 * c) for c in channels]
+        return "#" + "".join(f"{c:02X}" for c in channels)
+
+
+def _contrast(channels: Sequence[int]) -> float:
+    """Return the contrast of an sRGB colour with white (WCAG 2.1, relative luminance)."""
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 1.05 / (0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+
 
 def rc_params(preset: Preset) -> dict[Any, Any]:
     """Return the matplotlib settings of a preset; text stays text in SVG and PDF."""
     return {
         "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
+        "font.sans-serif": [FONT],
         "font.size": preset.font_pt,
         "axes.labelsize": preset.font_pt,
         "xtick.labelsize": preset.small_pt,

@@ -60,7 +60,7 @@ def plot(
     try:
         baseline = resolve(baseline).name
     except ConfigError as error:
-        problems.append(f"--baseline {error}")
+        problems.append("--baseline: " + str(error).removeprefix("name: "))
     try:
         options = Options.parse(smooth=smooth, baseline=baseline, last=last, preset=preset, formats=formats)
     except PlotError as error:
