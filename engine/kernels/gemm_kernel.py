@@ -251,3 +251,16 @@ def repack_kernel(
     target = target_ptr + group * target_stride_g + i * target_stride_new + 2 * j * target_stride_old
     tl.store(target, (first & 15) | (second << 4), mask=inside)
     tl.store(target + target_stride_old, (first >> 4) | (second & 0xF0), mask=inside)
+
+
+@triton.jit
+def zero_tail_kernel(y_ptr, ends_ptr, rows, cols, G, y_stride_m, y_stride_n, BR: tl.constexpr, BC: tl.constexpr):
+    """Write zeros to the rows of y [rows, cols] from the last group's end on."""
+    end = tl.load(ends_ptr + G - 1)
+    if tl.program_id(0) * BR + BR <= end:
+        return
+    row = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
+    col = tl.program_id(1) * BC + tl.arange(0, BC)[None, :]
+    inside = (row >= end) & (row < rows) & (col < cols)
+    zeros = tl.zeros((BR, BC), tl.float32).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + row.to(tl.int64) * y_stride_m + col * y_stride_n, zeros, mask=inside)

@@ -1,0 +1,194 @@
+"""Compile the GEMM kernels for GPUs that are not there, and say what they became.
+
+``python -m engine.kernels.lowering [--target hip:gfx950] [--case wgrad] [--json]`` needs Triton and no GPU. It prints
+for each GEMM the matrix instruction, the registers and shared memory of a program, and what spilled to local memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.kernels.gemm import GemmTile
+from engine.kernels.gemm_kernel import gemm_kernel
+
+TARGETS = {
+    "hip:gfx950": GPUTarget("hip", "gfx950", 64),
+    "cuda:100": GPUTarget("cuda", 100, 32),
+    "cuda:90": GPUTarget("cuda", 90, 32),
+}
+NATIVE = ("hip:gfx950", "cuda:100")
+"""Targets whose matrix units take MXFP4."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One GEMM of a training step, as the kernel sees it."""
+
+    unit: tuple[str, ...]
+    """Strides that are 1 for contiguous tensors."""
+    grouped: int = 0
+    """As in the kernel: 0 dense, 1 grouped rows, 2 grouped sum."""
+    b_tiled: bool = False
+    """B is a weight in 32x32 tiles."""
+
+
+_FPROP = ("a_stride_k", "a_scale_stride_k", "b_stride_k", "b_scale_stride_k", "y_stride_n")
+_DGRAD = ("a_stride_k", "a_scale_stride_k", "b_stride_n", "b_scale_stride_n", "y_stride_n")
+_WGRAD = ("a_stride_m", "a_scale_stride_m", "b_stride_n", "b_scale_stride_n", "y_stride_n")
+CASES = {
+    "fprop": Case(unit=_FPROP, b_tiled=True),
+    "dgrad": Case(unit=_DGRAD, b_tiled=True),
+    "wgrad": Case(unit=_WGRAD),
+    "grouped_fprop": Case(unit=_FPROP, grouped=1, b_tiled=True),
+    "grouped_dgrad": Case(unit=_DGRAD, grouped=1, b_tiled=True),
+    "grouped_wgrad": Case(unit=_WGRAD, grouped=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lowering:
+    """What a kernel became on one target."""
+
+    target: str
+    case: str
+    instructions: list[str]
+    """Matrix instructions in the assembly, each once."""
+    registers: int
+    """Vector registers a thread."""
+    spills: int
+    """Spilled registers (hip), or bytes of spill stores and loads (cuda)."""
+    local_bytes: int
+    """Local (scratch) memory a thread."""
+    shared_bytes: int
+    """Shared memory a program."""
+
+
+def compile_gemm(case: Case, target: str, tile: GemmTile) -> Any:
+    """Compile the packed GEMM for a target as Triton would for large contiguous operands."""
+    names = list(gemm_kernel.arg_names)
+    native = target in NATIVE
+    constants: dict[str, Any] = {
+        "ALPHA": 1.0,
+        "PACKED": True,
+        "NATIVE": native,
+        "DOT": triton.language.bfloat16,
+        "GROUPED": case.grouped,
+        "SLOTS": 64 if case.grouped else 1,
+        "A_TILED": False,
+        "B_TILED": case.b_tiled,
+        "MASK_K": case.grouped == 2,
+        "BM": tile.bm,
+        "BN": tile.bn,
+        "BK": tile.bk,
+        "BAND": tile.band,
+        "STAGES": tile.num_stages,
+        **dict.fromkeys(case.unit, 1),
+    }
+    pointers = {"y_ptr": "*bf16", "ends_ptr": "*i32"}
+    signature = {
+        name: "constexpr" if name in constants else pointers.get(name, "*u8") if name.endswith("_ptr") else "i32"
+        for name in names
+    }
+    # Scale rows are short: their strides and the number of groups divide by nothing in particular.
+    aligned = [
+        i
+        for i, name in enumerate(names)
+        if name not in constants and name != "G" and ("scale" not in name or name.endswith("_ptr"))
+    ]
+    source = ASTSource(
+        gemm_kernel,
+        signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    return triton.compile(
+        source, target=TARGETS[target], options={"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    )
+
+
+def inspect(name: str, target: str, tile: GemmTile) -> Lowering:
+    """Compile one case for one target and read its assembly."""
+    kernel = compile_gemm(CASES[name], target, tile)
+    if target.startswith("hip"):
+        text = kernel.asm["amdgcn"]
+        found = sorted(set(re.findall(r"\bv_mfma_\w+", text)))
+        registers, spills, local = (
+            _number(text, rf"\.{field}:\s*(\d+)")
+            for field in ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size")
+        )
+        spills += _number(text, r"\.sgpr_spill_count:\s*(\d+)")
+    else:
+        text = kernel.asm["ptx"]
+        found = sorted(set(re.findall(r"\b(?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)[\w.:]*", text)))
+        log = _ptxas_log(text, TARGETS[target].arch)
+        registers = _number(log, r"Used (\d+) registers")
+        spills = sum(map(int, re.findall(r"(\d+) bytes spill", log)))
+        local = _number(log, r"(\d+) bytes stack frame")
+    return Lowering(
+        target=target,
+        case=name,
+        instructions=found,
+        registers=registers,
+        spills=spills,
+        local_bytes=local,
+        shared_bytes=kernel.metadata.shared,
+    )
+
+
+def _number(text: str, pattern: str) -> int:
+    match = re.search(pattern, text)
+    if match is None:
+        raise RuntimeError(f"the compiler's output holds nothing like {pattern!r}")
+    return int(match[1])
+
+
+def _ptxas_log(ptx: str, arch: int) -> str:
+    """Return what Triton's own ptxas says of a PTX text under -v."""
+    tools = triton.knobs.nvidia
+    tool = tools.ptxas_blackwell if arch >= 100 else tools.ptxas
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [tool.path, "-v", f"--gpu-name=sm_{arch}a", str(path), "-o", str(path.with_suffix(".cubin"))]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m engine.kernels.lowering", description=__doc__.splitlines()[0])
+    parser.add_argument("--target", nargs="*", default=list(TARGETS), choices=list(TARGETS), help="GPUs to compile for")
+    parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES), help="GEMMs")
+    for field in ("bm", "bn", "bk", "num_warps", "num_stages"):
+        parser.add_argument(f"--{field.replace('_', '-')}", type=int, help=f"{field} of the program")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args(argv)
+    tile = GemmTile(**{f: getattr(args, f) for f in ("bm", "bn", "bk", "num_warps", "num_stages") if getattr(args, f)})
+    rows = [inspect(case, target, tile) for target in args.target for case in args.case]
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return 0
+    print(f"{tile}; Triton {triton.__version__}")
+    print("| target | GEMM | matrix instruction | registers | spills | local bytes | shared bytes |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for row in rows:
+        print(
+            f"| {row.target} | {row.case} | {', '.join(row.instructions)} | {row.registers} | {row.spills} | "
+            f"{row.local_bytes} | {row.shared_bytes} |"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
