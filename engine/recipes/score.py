@@ -6,6 +6,9 @@ the values multiplied by 100 (the distribution of recipes.md §1.7). For a resul
 * SNR = 10·log10(Σ P² / Σ (R − P)²), dB;
 * shrinkage = Σ (R − P)·P / Σ P², the relative bias along the true product (negative: products come out too small);
 * offset = mean(R − P) / rms(P), with its standard error, the signed bias.
+
+With ``--dy output`` the gradient is the layer's own output, as of the loss ½‖y‖²: the layer passes back what it
+computed, so dgrad and wgrad carry fprop's error too, and P is the exact chain. ``--out`` writes both tables.
 """
 
 from __future__ import annotations
@@ -67,9 +70,9 @@ def three_gemms(recipe: RecipeConfig, x_MK: Tensor, w_NK: Tensor, dy_MN: Tensor,
 
 
 def score_recipe(
-    recipe: RecipeConfig, *, tokens: int, k: int, n: int, draws: int, share: float, gain: float
+    recipe: RecipeConfig, *, tokens: int, k: int, n: int, draws: int, share: float, gain: float, dy_is_output: bool
 ) -> list[Score]:
-    """Return the error of each GEMM, summed over ``draws`` independent inputs."""
+    """Return the error of each GEMM, summed over ``draws`` independent inputs; ``dy_is_output`` as the module says."""
     sums = {g: dict.fromkeys(("pp", "ee", "ep", "e", "count"), 0.0) for g in GEMMS}
     for draw in range(draws):
         generator = torch.Generator().manual_seed(1000 + draw)
@@ -77,8 +80,10 @@ def score_recipe(
             outlier_normal(shape, generator=generator, share=share, gain=gain)
             for shape in ((tokens, k), (n, k), (tokens, n))
         )
-        results = three_gemms(recipe, x, w, dy, seed=draw)
         xd, wd, dyd = x.double(), w.double(), dy.double()
+        if dy_is_output:
+            dy, dyd = three_gemms(recipe, x, w, dy, seed=draw)["fprop"], xd @ wd.t()
+        results = three_gemms(recipe, x, w, dy, seed=draw)
         for gemm, product in (("fprop", xd @ wd.t()), ("dgrad", dyd @ wd), ("wgrad", dyd.t() @ xd)):
             error = results[gemm].double() - product
             acc = sums[gemm]
@@ -127,6 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=3, help="independent inputs")
     parser.add_argument("--share", type=float, default=0.005, help="share of outlier values")
     parser.add_argument("--gain", type=float, default=100.0, help="factor of outlier values")
+    parser.add_argument("--dy", choices=("independent", "output"), default="independent", help="see above")
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     parser.add_argument("--out", type=Path, help="replace the generated part of this Markdown page")
     args = parser.parse_args(argv)
@@ -134,31 +140,36 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         print(f"unknown recipes {unknown}; known: {', '.join(RECIPES)}", file=sys.stderr)
         return 64
-    scores = []
-    for name in args.recipes:
-        recipe = RecipeConfig(name=name, switches=RECIPES[name].switches)
-        scores += score_recipe(
-            recipe, tokens=args.tokens, k=args.k, n=args.n, draws=args.draws, share=args.share, gain=args.gain
+
+    def scored(dy: str) -> list[Score]:
+        sizes = {name: getattr(args, name) for name in ("tokens", "k", "n", "draws", "share", "gain")}
+        recipes = [RecipeConfig(name=name, switches=RECIPES[name].switches) for name in args.recipes]
+        return [s for recipe in recipes for s in score_recipe(recipe, **sizes, dy_is_output=dy == "output")]
+
+    def table(dy: str) -> str:
+        inputs = f"dy [{args.tokens}, {args.n}]" if dy == "independent" else "dy = the layer's own output"
+        title = (
+            f"x [{args.tokens}, {args.k}], w [{args.n}, {args.k}], {inputs}, fp32, N(0, 1) with {100 * args.share:g} % "
+            f"of the values ×{args.gain:g}, {args.draws} draws; torch {torch.__version__}."
         )
+        return markdown(scored(dy), title)
+
     if args.json:
         # JSON has no infinity; an exact product's SNR is null.
-        print(json.dumps([{k: None if v == math.inf else v for k, v in asdict(s).items()} for s in scores], indent=2))
+        rows = [{k: None if v == math.inf else v for k, v in asdict(s).items()} for s in scored(args.dy)]
+        print(json.dumps(rows, indent=2))
         return 0
-    title = (
-        f"x [{args.tokens}, {args.k}], w [{args.n}, {args.k}], dy [{args.tokens}, {args.n}], fp32, N(0, 1) with "
-        f"{100 * args.share:g} % of the values ×{args.gain:g}, {args.draws} draws; torch {torch.__version__}."
-    )
-    table = markdown(scores, title)
     if args.out is None:
-        print(table, end="")
+        print(table(args.dy), end="")
         return 0
     begin, end = "<!-- generated: begin -->", "<!-- generated: end -->"
-    page = args.out.read_text() if args.out.exists() else f"{begin}\n{end}\n"
+    page = args.out.read_text(encoding="utf-8") if args.out.exists() else f"{begin}\n{end}\n"
     if begin not in page or end not in page:
-        print(f"{args.out} lacks the markers {begin} and {end}; add them where the table belongs", file=sys.stderr)
+        print(f"{args.out} lacks the markers {begin} and {end}; add them where the tables belong", file=sys.stderr)
         return 64
     before, after = page.split(begin)[0], page.split(end)[1]
-    args.out.write_text(f"{before}{begin}\n{table}{end}{after}")
+    tables = "\n".join(table(dy) for dy in ("independent", "output"))
+    args.out.write_text(f"{before}{begin}\n{tables}{end}{after}", encoding="utf-8")
     print(f"wrote {args.out}")
     return 0
 
