@@ -35,7 +35,7 @@ def test_gradients_of_the_layers_own_output_carry_its_error() -> None:
     assert chained["fprop"] == apart["fprop"]
 
 
-def test_page_keeps_its_text_and_refuses_one_without_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_keeps_its_text_and_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- generated: begin -->\nold\n<!-- generated: end -->\nafter\n")
     small = ["--recipes", "baseline", "--tokens", "64", "--k", "64", "--n", "64", "--draws", "1"]
