@@ -116,13 +116,13 @@ def main(argv: list[str] | None = None) -> int:
         return CONFIG
     except OSError as error:
         print(
-            f"engine.data: {error.strerror or error}: {error.filename or args.out}; nothing was left behind; "
+            f"engine.data: {error.strerror or error}: {error.filename or args.out}; nothing half-made was left; "
             f"{NEXT_STEP.get(error.errno or 0, 'mend it')} and run the same command again",
             file=sys.stderr,
         )
         return FAILED
     except KeyboardInterrupt:
-        print("engine.data: interrupted; nothing was left behind", file=sys.stderr)
+        print("engine.data: interrupted; nothing half-made was left", file=sys.stderr)
         return INTERRUPTED
     out = Path(os.path.realpath(args.out))
     if args.json:

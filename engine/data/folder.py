@@ -18,7 +18,7 @@ def lock_beside(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
     ``on_wait`` is called once with the holder's pid and host if another process holds it. The file is removed at the
     end, under the lock; who waited on the removed file sees that and locks the new one.
     """
-    name = path.parent / f".{path.name}.lock"
+    name = _lock(path)
     told = False
     while True:
         fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
@@ -48,8 +48,17 @@ def lock_beside(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
             os.close(fd)
 
 
+def _lock(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
+
+
 def _partial_and_old(path: Path) -> tuple[Path, Path]:
     return path.parent / f".{path.name}.partial", path.parent / f".{path.name}.old"
+
+
+def is_tidy(path: Path) -> bool:
+    """Say whether no writer works on ``path`` and none left anything beside it."""
+    return not any(beside.exists() for beside in (_lock(path), *_partial_and_old(path)))
 
 
 def tidy(path: Path) -> None:

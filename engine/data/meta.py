@@ -196,9 +196,11 @@ def load_meta(folder: Path) -> Meta:
     for file in meta.files:
         try:
             size = (folder / file.name).stat().st_size
-        except OSError as error:
-            problems.append(f"{folder / file.name}: {error.strerror or error}")
+        except FileNotFoundError:
+            problems.append(f"{folder / file.name} is missing")
             continue
+        except OSError as error:
+            raise _fail(f"{folder / file.name} cannot be read: {error.strerror or error}") from error
         if size != file.bytes:
             problems.append(f"{folder / file.name} has {size} bytes; {META_FILE} says {file.bytes}")
     if problems:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.config import ConfigError, Problem
-from engine.data.folder import lock_beside, tidy
+from engine.data.folder import is_tidy, lock_beside, tidy
 from engine.data.meta import DATA_FILES, Meta, OtherLayoutError, load_meta, made_by_prepare, verify_files
 from engine.data.progress import Progress
 from engine.data.sources import is_prepared
@@ -52,8 +52,8 @@ def reserved(out: Path, progress: Progress) -> Iterator[None]:
 
 
 def there_already(out: Path, wanted: Callable[[Meta], bool]) -> Meta | None:
-    """Return the meta of ``out`` if it holds, whole, what is wanted. Needs no lock and writes nothing."""
-    if not is_prepared(out):
+    """Return the meta of ``out`` if it holds, whole, what is wanted and nobody works on it. Writes nothing."""
+    if not (is_prepared(out) and is_tidy(out)):
         return None
     try:
         meta = load_meta(out)
@@ -72,6 +72,7 @@ def reusable(
 
     Raises:
         ConfigError: if it holds another corpus and ``force`` is not set: an interrupted run may still need it.
+        OSError: if it cannot be read.
     """
     if not is_prepared(out):
         return None
@@ -86,6 +87,8 @@ def reusable(
             return None
         raise ConfigError([out_problem(p.message, replace) for p in error.problems]) from error
     except ConfigError as error:
+        if isinstance(error.__cause__, OSError):  # a disk that does not answer now says nothing about the folder
+            raise error.__cause__ from None
         progress.say(f"{out} is damaged and is made again: {error.problems[0].message}")
         return None
     if force:

