@@ -5,6 +5,7 @@ Every file is written beside its place and renamed into it, so that a full disk 
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -178,10 +179,14 @@ def row_record(row: Row) -> dict[str, Any]:
 def table_csv(rows: Sequence[Row]) -> bytes:
     """Return the table as CSV, one row a group; lists and mappings as JSON."""
     records = [
-        {k: json.dumps(jsonable(v)) if isinstance(v, (dict, list)) else v for k, v in row_record(row).items()}
+        {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in jsonable(row_record(row)).items()}
         for row in rows
     ]
-    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n").encode()
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue().encode()
 
 
 def table_markdown(header: Sequence[str], cells: Sequence[Sequence[str]], notes: Sequence[str]) -> bytes:

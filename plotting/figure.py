@@ -87,6 +87,7 @@ class _Layout:
             axes.append(self._axes(x, y, panel_width, panel_height))
         self._draw_panels(axes, baseline, int(panel_width * panels.PIXELS_PER_INCH))
         self._write_lines(caption, self.height - _BOTTOM - caption_height, GREY)
+        self._make_ids_unique()
 
     def _labels_height(self) -> float:
         """Return the height that the labels beside a panel take, one a group, inches."""
@@ -122,10 +123,10 @@ class _Layout:
             is_lowest = index >= len(axes) - self.preset.columns
             panels.finish(ax, last_step=last, xlabel=xlabel if is_lowest else None)
             ax.yaxis.set_label_coords(-3.7 * self.em / (ax.get_position().width * self.width), 0.5)
-        self._direct_labels(gap, gap_ends)
-        self._direct_labels(validation, val_ends)
+        self._direct_labels(gap, gap_ends, "gap")
+        self._direct_labels(validation, val_ends, "val_loss")
 
-    def _direct_labels(self, ax: Axes, ends: Sequence[LineEnd]) -> None:
+    def _direct_labels(self, ax: Axes, ends: Sequence[LineEnd], panel: str) -> None:
         """Write labels right of the axes, spread so that none overlaps, each joined to its line's end."""
         if not self.label_width:
             return  # the legend names them all
@@ -148,8 +149,18 @@ class _Layout:
             self._text(
                 x + _LEADER_IN, y + centre, self.ruler.shorten(end.label, self.preset.small_pt, self.label_width),
                 color=end.style.ink, size_pt=self.preset.small_pt, va="center_baseline",
-                gid=panels.gid("label", end.label),
+                gid=panels.gid("label", panel, end.label),
             )  # fmt: skip
+
+    def _make_ids_unique(self) -> None:
+        """Number repeated element ids (equal run ids of two sweeps, several superseded parts of a run) for SVG."""
+        seen: dict[str, int] = {}
+        for artist in self.figure.findobj():
+            name = artist.get_gid()
+            if name is not None:
+                seen[name] = seen.get(name, 0) + 1
+                if seen[name] > 1:
+                    artist.set_gid(f"{name}.{seen[name]}")
 
     def _legend_entries(self) -> list[tuple[Line2D, str]]:
         most = max((len(c.group.runs) for c in self.curves), default=0)

@@ -82,7 +82,7 @@ def draw_loss(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> None:
         _empty(ax, "no training step logged yet")
     for c in _baseline_last(drawn):
         style = canvas.styles[c.group.label]
-        _raw(ax, c.loss, style, canvas)
+        _raw(ax, c.loss, style, canvas, "loss")
         _replaced(ax, c.group.runs, style, canvas)
         _line(ax, c.loss, style, canvas, gid("loss", c.group.label))
     if drawn:
@@ -152,7 +152,7 @@ def draw_grad_norm(ax: Axes, curves: Sequence[GroupCurves], canvas: Canvas) -> N
         ax.set_yscale("log")
         for c in _baseline_last(drawn):
             style = canvas.styles[c.group.label]
-            _raw(ax, c.grad_norm, style, canvas)
+            _raw(ax, c.grad_norm, style, canvas, "grad_norm")
             _line(ax, c.grad_norm, style, canvas, gid("grad_norm", c.group.label))
         low, high = float(values.min()), float(values.max())
         ax.set_ylim(low / 1.1, high * 1.1 if high > low else low * 2)
@@ -240,10 +240,10 @@ def _line(
             ax.plot(x, y, linewidth=0.5 * style.width_pt, zorder=3, gid=f"{name}-seed{run.info.seed}", **look, **dot)
 
 
-def _raw(ax: Axes, curve: Curve, style: Style, canvas: Canvas) -> None:
+def _raw(ax: Axes, curve: Curve, style: Style, canvas: Canvas, panel: str) -> None:
     for run, (steps, values) in zip(curve.runs, curve.raw, strict=True):
         x, y = thin(steps, np.where(np.isfinite(values), values, np.nan), canvas.columns)
-        name = gid("raw", run.info.run_id)
+        name = gid("raw", panel, run.info.run_id)
         ax.plot(x, y, color=style.color, linewidth=0.45 * style.width_pt, alpha=canvas.raw_alpha, zorder=1.8, gid=name)
 
 
