@@ -97,7 +97,7 @@ class Hadamard:
 
 
 @functools.lru_cache(maxsize=64)
-def _constants(stage: _Stage, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def constants(stage: _Stage, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the permutation, its inverse, and the column of factors ±1/√32."""
     permutation = torch.tensor(stage.permutation, device=device)
     factors = torch.tensor(stage.signs, dtype=torch.float32, device=device).mul_(_SCALE).view(-1, 1)
@@ -105,7 +105,7 @@ def _constants(stage: _Stage, device: torch.device) -> tuple[Tensor, Tensor, Ten
 
 
 def _apply_stage(stage: _Stage, x: Tensor, *, transpose: bool) -> Tensor:
-    permutation, inverse, factors = _constants(stage, x.device)
+    permutation, inverse, factors = constants(stage, x.device)
     z = x.index_select(1, permutation)
     other = torch.empty_like(z)
     if transpose:

@@ -58,7 +58,7 @@ class MXFP4Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Layout:
+class Layout:
     """The logical tensor as [block rows, ...] without moving a value: row-major order is the same in both."""
 
     view: tuple[int, ...]
@@ -69,7 +69,7 @@ class _Layout:
     """The quantised axis, not negative."""
 
 
-def _layout(shape: torch.Size, options: OperandOptions) -> _Layout:
+def layout_of(shape: torch.Size, options: OperandOptions) -> Layout:
     ndim = len(shape)
     if not -ndim <= options.axis < ndim:
         raise ValueError(f"axis {options.axis} is out of range for a tensor of shape {tuple(shape)}")
@@ -95,10 +95,10 @@ def _layout(shape: torch.Size, options: OperandOptions) -> _Layout:
         view = (outer * shape[axis] // BLOCK_SIZE, BLOCK_SIZE)
     else:
         view = (outer * shape[axis] // BLOCK_SIZE, BLOCK_SIZE, math.prod(shape[axis + 1 :]))
-    return _Layout(view=view, scales=tuple(scales), axis=axis)
+    return Layout(view=view, scales=tuple(scales), axis=axis)
 
 
-def _check(x: Tensor, options: OperandOptions, key: int | None, transform: Hadamard | None, row_offset: int) -> None:
+def check_call(x: Tensor, options: OperandOptions, key: int | None, transform: Hadamard | None, row_offset: int) -> None:
     """Raise for everything wrong with a call but its shape."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"cannot quantise {x.dtype}: convert the tensor to torch.float32 or torch.bfloat16 first")
@@ -134,7 +134,7 @@ class _Chunk:
 
 
 def _round_chunks(
-    x: Tensor, layout: _Layout, options: OperandOptions, *, key: int | None, transform: Hadamard | None, row_offset: int
+    x: Tensor, layout: Layout, options: OperandOptions, *, key: int | None, transform: Hadamard | None, row_offset: int
 ) -> Iterator[_Chunk]:
     """Yield the rounded values of x and their scales, a chunk of block rows at a time."""
     blocks = x.reshape(layout.view)
@@ -165,7 +165,7 @@ def _round_chunks(
         yield _Chunk(rows=slice(start, start + rows), values=rounded, scale_codes=codes)
 
 
-def _check_output(dtype: torch.dtype) -> None:
+def check_output(dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
         raise TypeError(f"cannot dequantise to {dtype}: ask for torch.float32 or torch.bfloat16 and convert the result")
 
@@ -200,8 +200,8 @@ def quantise(
         TypeError: for another dtype.
         ValueError: for a size that is no multiple of 32, or a key or transform missing, superfluous or of another kind.
     """
-    _check(x, options, key, transform, row_offset)
-    layout = _layout(x.shape, options)
+    check_call(x, options, key, transform, row_offset)
+    layout = layout_of(x.shape, options)
     codes = torch.empty(layout.view, dtype=torch.uint8, device=x.device)
     scales = torch.empty(layout.scales, dtype=torch.uint8, device=x.device)
     if x.numel():
@@ -227,11 +227,11 @@ def dequantise(q: MXFP4Tensor, dtype: torch.dtype) -> Tensor:
     With static clip the fp32 product with fp32(4/3) is rounded once more to bfloat16, and values beyond the largest of
     ``dtype`` become it.
     """
-    _check_output(dtype)
-    layout = _layout(q.shape, OperandOptions(block=q.block, axis=q.axis))
+    check_output(dtype)
+    layout = layout_of(q.shape, OperandOptions(block=q.block, axis=q.axis))
     values = e2m1.decode(q.unpacked_codes()).view(layout.view)
     per_block = [1 if size == BLOCK_SIZE and i in (1, 3) else size for i, size in enumerate(layout.view)]
-    return _scaled(values, q.scales.view(per_block), q.clip, dtype).view(q.shape).to(dtype)
+    return _scaled(values, q.scales.reshape(per_block), q.clip, dtype).view(q.shape).to(dtype)
 
 
 def qdq(
@@ -251,10 +251,10 @@ def qdq(
         The values in ``out_dtype`` (float32 or bfloat16; default x's), contiguous and of x's shape, and the number of
         non-finite blocks as a 0-dim int64 tensor on x's device, so that counting does not wait for the device.
     """
-    _check(x, options, key, transform, row_offset)
-    layout = _layout(x.shape, options)
+    check_call(x, options, key, transform, row_offset)
+    layout = layout_of(x.shape, options)
     dtype = out_dtype or x.dtype
-    _check_output(dtype)
+    check_output(dtype)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     nonfinite = torch.zeros((), dtype=torch.int64, device=x.device)
     if x.numel():

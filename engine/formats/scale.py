@@ -43,9 +43,14 @@ BUMP: dict[ScaleMode, int] = {
 threshold itself does not bump."""
 
 
+def bump_to_target(mode: ScaleMode) -> int:
+    """Return what is added to the bits of amax before their exponent is the scale code: the bump less 2 exponents."""
+    return BUMP[mode] - (_TARGET_EXPONENT << 23)
+
+
 def codes_from_bits(amax_bits: Tensor, mode: ScaleMode) -> Tensor:
     """Return the int32 scale codes, 0..252 or 255, for the int32 bits of non-negative fp32 maxima of any shape."""
-    codes = torch.add(amax_bits, BUMP[mode] - (_TARGET_EXPONENT << 23)).bitwise_right_shift_(23)
+    codes = torch.add(amax_bits, bump_to_target(mode)).bitwise_right_shift_(23)
     codes.clamp_(0, e8m0.MAX_FINITE_CODE)
     return codes.masked_fill_(amax_bits >= _INF_BITS, e8m0.NAN_CODE)
 
