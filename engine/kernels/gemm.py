@@ -52,6 +52,11 @@ class GemmTile:
     num_stages: int = 3
     """Steps loaded ahead."""
 
+    @classmethod
+    def default(cls, *, native: bool) -> GemmTile:
+        """Return the largest shape that spills no register in any layout, as `engine.kernels.lowering` reports it."""
+        return cls() if native else cls(bk=64)
+
 
 def has_mx_units(device: torch.device) -> bool:
     """Tell whether a device multiplies MXFP4 natively: gfx950 (CDNA4), or compute capability 10.x (Blackwell)."""
@@ -185,6 +190,7 @@ def launch(
 ) -> None:
     """Start the kernel that writes y = factor·A·B; see :func:`engine.kernels.gemm_kernel.gemm_kernel`."""
     packed = a.scales is not None
+    _check_strides(a, b, y, tile)
     gemm_kernel[grid](
         a.values,
         a.values if a.scales is None else a.scales,
@@ -226,6 +232,17 @@ def launch(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+
+
+def _check_strides(a: Operand, b: Operand, y: Tensor, tile: GemmTile) -> None:
+    """Raise ValueError where an offset inside a tile would not fit into 31 bits."""
+    longest = max(*a.strides[1:], *b.strides[1:], *y.stride()[-2:])
+    reach = longest * max(tile.bm, tile.bn, tile.bk)
+    if reach >= 1 << 31:
+        raise ValueError(
+            f"an operand has a stride of {longest} elements; {max(tile.bm, tile.bn, tile.bk)} of them exceed 2^31, "
+            "which the kernel's offsets inside a tile cannot hold. Make the tensor contiguous"
+        )
 
 
 def _dot_dtype(dtype: torch.dtype) -> tl.dtype:
@@ -277,7 +294,7 @@ def packed_matmul(
         return y.zero_()
     if m and n:
         native = has_mx_units(y.device) if native is None else native
-        tile = tile or GemmTile()
+        tile = tile or GemmTile.default(native=native)
         grid = (triton.cdiv(m, tile.bm) * triton.cdiv(n, tile.bn),)
         launch(left, right, y, m=m, n=n, k=k, grid=grid, tile=tile, native=native, factor=alpha(a, b))
     return y

@@ -185,7 +185,8 @@ def grouped_matmul(
         _zero_tail(y, ends)
         return y
     y = torch.empty(rows, n, dtype=dtype, device=left.values.device)
-    tile = tile or GemmTile()
+    native = _native(native, left)
+    tile = tile or GemmTile.default(native=native)
     # Each group can end in one tile that is not full, and so can the tail.
     grid = ((triton.cdiv(rows, tile.bm) + experts) * triton.cdiv(n, tile.bn),)
     launch(
@@ -197,7 +198,7 @@ def grouped_matmul(
         k=k,
         grid=grid,
         tile=tile,
-        native=_native(native, left),
+        native=native,
         factor=factor,
         ends=ends,
         grouped=1,
@@ -243,7 +244,8 @@ def grouped_wgrad(
             dw.masked_fill_(empty[:, None, None], 0.0)
         return dw
     dw = torch.empty(experts, n, k, dtype=dtype, device=left.values.device)
-    tile = tile or GemmTile()
+    native = _native(native, left)
+    tile = tile or GemmTile.default(native=native)
     grid = (triton.cdiv(n, tile.bm) * triton.cdiv(k, tile.bn), experts)
     launch(
         left,
@@ -254,7 +256,7 @@ def grouped_wgrad(
         k=rows,
         grid=grid,
         tile=tile,
-        native=_native(native, left),
+        native=native,
         factor=factor,
         ends=ends,
         grouped=2,

@@ -7,6 +7,7 @@ for each GEMM the matrix instruction, the registers and shared memory of a progr
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import subprocess
@@ -28,6 +29,7 @@ TARGETS = {
     "cuda:100": GPUTarget("cuda", 100, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
 }
+
 NATIVE = ("hip:gfx950", "cuda:100")
 """Targets whose matrix units take MXFP4."""
 
@@ -42,8 +44,11 @@ class Case:
     """As in the kernel: 0 dense, 1 grouped rows, 2 grouped sum."""
     b_tiled: bool = False
     """B is a weight in 32x32 tiles."""
+    mask_k: bool = False
+    """The summed axis does not end on a whole step, as with 2880 values."""
 
 
+_TILE_FIELDS = ("bm", "bn", "bk", "num_warps", "num_stages")
 _FPROP = ("a_stride_k", "a_scale_stride_k", "b_stride_k", "b_scale_stride_k", "y_stride_n")
 _DGRAD = ("a_stride_k", "a_scale_stride_k", "b_stride_n", "b_scale_stride_n", "y_stride_n")
 _WGRAD = ("a_stride_m", "a_scale_stride_m", "b_stride_n", "b_scale_stride_n", "y_stride_n")
@@ -51,9 +56,9 @@ CASES = {
     "fprop": Case(unit=_FPROP, b_tiled=True),
     "dgrad": Case(unit=_DGRAD, b_tiled=True),
     "wgrad": Case(unit=_WGRAD),
-    "grouped_fprop": Case(unit=_FPROP, grouped=1, b_tiled=True),
-    "grouped_dgrad": Case(unit=_DGRAD, grouped=1, b_tiled=True),
-    "grouped_wgrad": Case(unit=_WGRAD, grouped=2),
+    "grouped_fprop": Case(unit=_FPROP, grouped=1, b_tiled=True, mask_k=True),
+    "grouped_dgrad": Case(unit=_DGRAD, grouped=1, b_tiled=True, mask_k=True),
+    "grouped_wgrad": Case(unit=_WGRAD, grouped=2, mask_k=True),
 }
 
 
@@ -63,6 +68,8 @@ class Lowering:
 
     target: str
     case: str
+    tile: str
+    """Rows x columns x depth of a program, and its warps."""
     instructions: list[str]
     """Matrix instructions in the assembly, each once."""
     registers: int
@@ -88,7 +95,7 @@ def compile_gemm(case: Case, target: str, tile: GemmTile) -> Any:
         "SLOTS": 64 if case.grouped else 1,
         "A_TILED": False,
         "B_TILED": case.b_tiled,
-        "MASK_K": case.grouped == 2,
+        "MASK_K": case.mask_k,
         "BM": tile.bm,
         "BN": tile.bn,
         "BK": tile.bk,
@@ -139,6 +146,7 @@ def inspect(name: str, target: str, tile: GemmTile) -> Lowering:
     return Lowering(
         target=target,
         case=name,
+        tile=f"{tile.bm}x{tile.bn}x{tile.bk}, {tile.num_warps} warps",
         instructions=found,
         registers=registers,
         spills=spills,
@@ -170,23 +178,24 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.lowering", description=__doc__.splitlines()[0])
     parser.add_argument("--target", nargs="*", default=list(TARGETS), choices=list(TARGETS), help="GPUs to compile for")
     parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES), help="GEMMs")
-    for field in ("bm", "bn", "bk", "num_warps", "num_stages"):
+    for field in _TILE_FIELDS:
         parser.add_argument(f"--{field.replace('_', '-')}", type=int, help=f"{field} of the program")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(argv)
-    tile = GemmTile(**{f: getattr(args, f) for f in ("bm", "bn", "bk", "num_warps", "num_stages") if getattr(args, f)})
-    rows = [inspect(case, target, tile) for target in args.target for case in args.case]
+    changed = {f: getattr(args, f) for f in _TILE_FIELDS if getattr(args, f)}
+    rows = []
+    for target in args.target:
+        tile = dataclasses.replace(GemmTile.default(native=target in NATIVE), **changed)
+        rows += [inspect(case, target, tile) for case in args.case]
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0
-    print(f"{tile}; Triton {triton.__version__}")
-    print("| target | GEMM | matrix instruction | registers | spills | local bytes | shared bytes |")
-    print("|---|---|---|---:|---:|---:|---:|")
+    print(f"Triton {triton.__version__}\n")
+    print("| target | GEMM | tile | matrix instruction | registers | spills | local bytes | shared bytes |")
+    print("|---|---|---|---|---:|---:|---:|---:|")
     for row in rows:
-        print(
-            f"| {row.target} | {row.case} | {', '.join(row.instructions)} | {row.registers} | {row.spills} | "
-            f"{row.local_bytes} | {row.shared_bytes} |"
-        )
+        cells = (row.target, row.case, row.tile, ", ".join(row.instructions), row.registers, row.spills)
+        print("| " + " | ".join(map(str, (*cells, row.local_bytes, row.shared_bytes))) + " |")
     return 0
 
 
