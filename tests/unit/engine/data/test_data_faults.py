@@ -115,7 +115,7 @@ def test_killed_while_it_replaced_the_old_corpus_is_back(texts: Path, tmp_path: 
 def kill_at_random(folder: Path, env: dict[str, str], kills: int) -> None:
     """Kill prepares at random moments; whatever the moment, the folder is whole or not there."""
     out = folder / "out"
-    arguments = ["--source", f"{ROOT}/engine/**/*.py", "--val-fraction", "0.2", "--tokenizer", "bpe:1000"]
+    arguments = ["--source", f"{ROOT}/engine/**/*.py", "--val-fraction", "0.2", "--tokenizer", "bpe:500"]
     arguments += ["--out", str(out), "--json"]
 
     def finish() -> str:
@@ -144,7 +144,7 @@ def kill_at_random(folder: Path, env: dict[str, str], kills: int) -> None:
 
 
 def test_killed_at_random_moments_then_again(tmp_path: Path, program_env: dict[str, str]) -> None:
-    kill_at_random(tmp_path, program_env, 6)
+    kill_at_random(tmp_path, program_env, 5)
 
 
 @pytest.mark.soak
@@ -213,16 +213,6 @@ def test_full_disk_leaves_nothing_and_space_mends_it(texts: Path, tmp_path: Path
         assert os.listdir(disk) == ["out"]
 
 
-def test_full_disk_is_exit_1_with_the_next_step(texts: Path, tmp_path: Path, program: Program) -> None:
-    with tmpfs(tmp_path / "disk", "size=64k"):
-        done = program(*options(texts, tmp_path / "disk" / "out"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        f"engine.data: No space left on device: {tmp_path}/disk/out; nothing half-made was left; free space and run "
-        "the same command again\n"
-    )
-
-
 def test_read_only_disk_serves_what_is_there_and_refuses_the_rest(
     texts: Path, tmp_path: Path, program: Program
 ) -> None:
@@ -241,7 +231,7 @@ def test_read_only_disk_serves_what_is_there_and_refuses_the_rest(
     )
 
 
-NAMES = ['it\'s "quoted" #1 100% $HOME `x`; rm', "Übergröße ß 🦉", "[a]*?", "-dash", "a\nb", os.fsdecode(b"caf\xe9")]
+NAMES = ['it\'s "quoted" #1 100% $HOME `x`; rm', "-Übergröße ß 🦉[a]*?", os.fsdecode(b"a\nb caf\xe9")]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
