@@ -36,6 +36,11 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     pip install -q torch==2.13.0
   fi
 fi
+# GPU builds of torch bring their own Triton. The CPU build has none; tests run the kernels in its interpreter and compile
+# them for GPUs, with the version that the GPU results in docs/ come from.
+if [ "$extra" = dev ] && ! .venv/bin/python -c 'import triton' 2>/dev/null; then
+  pip install -q triton==3.6.0
+fi
 case $extra in
   engine) pip install -q -c constraints.txt -e '.[engine]' ;;
   dev) pip install -q -c constraints.txt -e '.[engine,dev]' ;;
