@@ -103,7 +103,7 @@ class _Layout:
         for c in self.curves:
             total = len(c.group.runs)
             is_whole = all(run.status.kind == "finished" for run in c.group.runs)
-            names.append(c.group.label if is_whole else f"{c.group.label} ({total} of {total})")
+            names.append(c.group.label if is_whole else f"{c.group.label} ({total}/{total})")
         return min(max(self.ruler.width(name, self.preset.small_pt) for name in names), 0.19 * self.width)
 
     def _axes(self, x: float, y: float, width: float, height: float) -> Axes:

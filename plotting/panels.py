@@ -284,7 +284,7 @@ def _end(c: GroupCurves, curve: Curve, last: int, style: Style) -> list[LineEnd]
         value, count = float(curve.stacked.mean[curve.stacked.complete][-1]), len(c.group.runs)
     else:
         value, count = float(np.mean(lasting)), len(lasting)
-    label = c.group.label if count == len(c.group.runs) else f"{c.group.label} ({count} of {len(c.group.runs)})"
+    label = c.group.label if count == len(c.group.runs) else f"{c.group.label} ({count}/{len(c.group.runs)})"
     return [LineEnd(label=label, value=value, style=style)]
 
 

@@ -123,6 +123,7 @@ def rc_params(preset: Preset) -> dict[Any, Any]:
         "axes.axisbelow": True,
         "lines.solid_capstyle": "round",
         "path.simplify": False,
+        "text.hinting": "none",  # so that widths are those that were measured, at every resolution
         "svg.fonttype": "none",
         "svg.hashsalt": HASH_SALT,
         "pdf.fonttype": 42,
