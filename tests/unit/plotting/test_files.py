@@ -21,16 +21,21 @@ from plotting.api import Options, Report, make_report
 from plotting.export import FORMATS
 from plotting.schema import PlotError
 from tests.helpers.run_logs import add_event, add_steps, bare_run
-from tests.helpers.synthetic_runs import ADVENTURES, config, losses, write_sweep
+from tests.helpers.synthetic_runs import Life, config, losses, write_sweep
 
 INFOS = recipe_infos()
+LIVES = {
+    ("lpt", 1): Life(stop_at=33, resume_from=20),
+    ("baseline", 2): Life(nonfinite_at=28),
+    ("uos", 3): Life(stop_at=25, torn=True),
+}
 COMMAND = "lptctl plot 'ä #% $x$ <&>'"
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five recipes, three seeds: one resumed, one NaN, one running; below an awkward path."""
-    return write_sweep(tmp_path_factory.mktemp("x") / "ä ß #1 100% 'q' [x]", lives=ADVENTURES, steps=100)
+    return write_sweep(tmp_path_factory.mktemp("x") / "ä ß #1 100% 'q' [x]", lives=LIVES, steps=40)
 
 
 def draw(sweep: Path, out: Path, **options: str) -> Report:
@@ -136,10 +141,10 @@ def test_curves_hold_every_number_in_full(report: Report, sweep: Path) -> None:
         "sweep", "run_id", "group", "recipe", "seed", "attempt", "step", "tokens", "time", "metric", "value", "status",
     ]  # fmt: skip
     mine = frame[(frame.recipe == "lpt") & (frame.seed == "1") & (frame.metric == "loss")]
-    assert len(mine) == 73 + 40
-    assert mine.status.value_counts().to_dict() == {"ok": 100, "superseded": 13}
+    assert len(mine) == 33 + 20
+    assert mine.status.value_counts().to_dict() == {"ok": 40, "superseded": 13}
     kept = mine[mine.status == "ok"].sort_values("step", key=lambda s: s.astype(int))
-    assert [float(v) for v in kept.value] == losses("lpt", 1, 100).tolist()
+    assert [float(v) for v in kept.value] == losses("lpt", 1, 40).tolist()
     (run,) = sweep.glob("lpt-s1*")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert len(frame[(frame.run_id == run.name) & (frame.metric == "lr")]) == len(lines) - 1  # step 0 has none
@@ -148,14 +153,14 @@ def test_curves_hold_every_number_in_full(report: Report, sweep: Path) -> None:
 def test_curves_keep_non_finite_numbers_by_name(report: Report) -> None:
     frame = pd.read_csv(folder(report) / "curves.csv", keep_default_na=False, dtype=str)
     bad = frame[frame.status == "nonfinite"]
-    assert set(zip(bad.metric, bad.value, bad.step, strict=True)) >= {("loss", "nan", "88"), ("gap", "nan", "88")}
+    assert set(zip(bad.metric, bad.value, bad.step, strict=True)) >= {("loss", "nan", "28"), ("gap", "nan", "28")}
     assert set(bad.recipe) == {"baseline"}
 
 
 def test_curves_hold_the_gap_that_is_drawn(report: Report) -> None:
     frame = pd.read_csv(folder(report) / "curves.csv", keep_default_na=False, dtype=str)
     gap = frame[(frame.metric == "gap") & (frame.recipe == "midmax") & (frame.seed == "2")]
-    expected = losses("midmax", 2, 100) - losses("bf16", 2, 100)
+    expected = losses("midmax", 2, 40) - losses("bf16", 2, 40)
     assert [float(v) for v in gap.value] == pytest.approx(expected.tolist(), abs=1e-15)
     assert {"loss_smoothed", "gap_smoothed"} <= set(frame.metric)
     assert (frame[frame.metric == "gap"].tokens == "").all()
@@ -167,7 +172,7 @@ def test_table_csv_has_one_row_a_group_with_plain_numbers(report: Report) -> Non
     lpt = rows[2]
     assert (lpt["baseline"], lpt["reference"], lpt["baseline_pairs"]) == ("bf16", "baseline", "3")
     assert json.loads(lpt["seeds"]) == [1, 2, 3]
-    assert json.loads(rows[1]["nonfinite"]) == {"2": 88}
+    assert json.loads(rows[1]["nonfinite"]) == {"2": 28}
     assert float(lpt["baseline_delta_low"]) < float(lpt["baseline_delta"]) < float(lpt["baseline_delta_high"])
     assert rows[0]["baseline_delta"] == ""
 
@@ -178,7 +183,7 @@ def test_table_markdown_is_a_table_and_the_sentences(report: Report) -> None:
     assert set(lines[1]) <= set("|-: ")
     assert len({line.count("|") for line in lines[:7]}) == 1
     assert lines[3].startswith("| baseline | 2 of 3 | ")
-    assert "2 finished; seed 2: nonfinite@88" in lines[3]
+    assert "2 finished; seed 2: nonfinite@28" in lines[3]
     assert lines[7] == ""
     assert [line.removeprefix("- ") for line in lines[8:]] == [n.text for n in report.notes]
 
