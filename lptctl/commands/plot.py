@@ -107,7 +107,12 @@ def _print(report: Report) -> None:
     header, cells = report.table()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 or name == "status" else "right", overflow="fold")
+        table.add_column(
+            name,
+            justify="left" if index == 0 or name == "status" else "right",
+            overflow="fold",
+            min_width=min(24, max(len(row[0]) for row in cells)) if index == 0 else None,
+        )
     for row in cells:
         table.add_row(*row)
     out().print(table, markup=False)
