@@ -49,3 +49,20 @@ def grouped_product(a: Tensor, b: Tensor, ends: list[int]) -> Tensor:
         y[start:end] = a[start:end] @ b[expert]
         start = end
     return y
+
+
+def check_rows(y: Tensor, a: Tensor, b: Tensor, ends: Tensor) -> None:
+    """Check each group's rows, and that the tail is zero."""
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        assert_is_product(y[start:end], a[start:end], b[expert])
+        start = end
+    assert not y[start:].any()
+
+
+def check_wgrad(dw: Tensor, a: Tensor, b: Tensor, ends: Tensor) -> None:
+    """Check each group's sum; an empty one must be zero."""
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        assert_is_product(dw[expert], a[:, start:end], b[start:end])
+        start = end

@@ -11,7 +11,7 @@ from torch import Tensor
 import tests.helpers.triton_interpreter  # noqa: F401  (first: it decides how kernels run)
 from engine.kernels.gemm import GemmTile, repack, transpose
 from engine.kernels.grouped import PaddedGroups, grouped_matmul, grouped_wgrad, pad_groups
-from tests.helpers.gemm import assert_is_product, exact, grouped_product, packed, spread
+from tests.helpers.gemm import check_rows, check_wgrad, exact, grouped_product, packed, spread
 
 TILE = GemmTile(bm=64, bn=32, bk=64)
 SIZES = ([40, 0, 33, 32, 1], [0, 0, 100], [0, 0], [96], [1] * 9, [0, 200, 0])
@@ -19,23 +19,6 @@ SIZES = ([40, 0, 33, 32, 1], [0, 0, 100], [0, 0], [96], [1] * 9, [0, 200, 0])
 
 def layout(sizes: list[int]) -> PaddedGroups:
     return pad_groups(torch.tensor(sizes), num_tokens=sum(sizes))
-
-
-def check_rows(y: Tensor, a: Tensor, b: Tensor, ends: Tensor) -> None:
-    """Check each group's rows, and that the tail is zero."""
-    start = 0
-    for expert, end in enumerate(ends.tolist()):
-        assert_is_product(y[start:end], a[start:end], b[expert])
-        start = end
-    assert not y[start:].any()
-
-
-def check_wgrad(dw: Tensor, a: Tensor, b: Tensor, ends: Tensor) -> None:
-    """Check each group's sum; an empty one must be zero."""
-    start = 0
-    for expert, end in enumerate(ends.tolist()):
-        assert_is_product(dw[expert], a[:, start:end], b[start:end])
-        start = end
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
