@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from plotting.api import RecipeInfo, Report
+
+_SHORT = 12  # characters
 
 
 def plot(
@@ -107,12 +109,10 @@ def _print(report: Report) -> None:
     header, cells = report.table()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, name in enumerate(header):
-        table.add_column(
-            name,
-            justify="left" if index == 0 or name == "status" else "right",
-            overflow="fold",
-            min_width=min(24, max(len(row[0]) for row in cells)) if index == 0 else None,
-        )
+        justify: Literal["left", "right"] = "left" if index == 0 or name == "status" else "right"
+        # Short columns keep their lines whole; in a narrow terminal the others are folded instead.
+        is_short = max(len(text) for text in (name, *(row[index] for row in cells))) <= _SHORT
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=is_short)
     for row in cells:
         table.add_row(*row)
     out().print(table, markup=False)

@@ -158,6 +158,9 @@ def test_a_narrow_terminal_folds_the_table_and_loses_nothing(finished: Path, tmp
     table = b"".join(chunks).decode().split("Paired:")[0].splitlines()
     assert max(map(len, table)) <= 80
     assert "…" not in "".join(table)
+    first = next(line for line in table if line.startswith("bf16"))
+    assert first.rstrip().endswith("×1.00")
+    assert [line.split()[0] for line in table if line[:1].strip()] == ["recipe", "bf16", "baseline", "lpt"]
 
 
 def test_plot_works_without_torch(finished: Path, tmp_path: Path) -> None:
