@@ -101,6 +101,7 @@ def _pick_device(config: RunConfig) -> Any:
 def _train(config: RunConfig, paths: RunPaths, attempt: int) -> int:
     import torch
 
+    from engine.kernels.cpu import describe_path
     from engine.trainer import NONFINITE, NonFiniteError, Trainer
 
     for path in (paths.metrics, paths.events):
@@ -119,6 +120,7 @@ def _train(config: RunConfig, paths: RunPaths, attempt: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(signum, request_stop)
     trainer.resume()
+    quantiser = describe_path() if trainer.recipe.quantised_layers else "nothing is quantised"
     trainer.event(
         "started",
         pid=os.getpid(),
@@ -130,11 +132,13 @@ def _train(config: RunConfig, paths: RunPaths, attempt: int) -> int:
         batch_digest=trainer.batch_digest(),
         resumed_from=trainer.step,
         quantised_layers=list(trainer.recipe.quantised_layers),
+        quantiser=quantiser,
     )
     print(
         f"run {config.sweep}/{config.run_id}  attempt {attempt}  recipe {config.recipe.name}  device {device}  "
         f"threads {torch.get_num_threads()}  data {trainer.data.digest}  initial weights {trainer.init_digest}  "
-        f"first batch {trainer.batch_digest()}  from step {trainer.step} of {config.training.steps}",
+        f"first batch {trainer.batch_digest()}  from step {trainer.step} of {config.training.steps}\n"
+        f"quantiser: {quantiser}",
         flush=True,
     )
     cause, message = "crash", ""

@@ -12,6 +12,9 @@ from typing import Any
 
 import engine
 
+SOURCE_SUFFIXES = (".py", ".c")
+"""What the engine consists of."""
+
 
 def write_atomic(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old or the new content, never a part."""
@@ -24,8 +27,9 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def engine_files(root: Path) -> dict[str, bytes]:
-    """Return the Python files below an ``engine`` package folder by relative name."""
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*.py"))}
+    """Return the source files below an ``engine`` package folder by relative name."""
+    files = sorted(p for p in root.rglob("*") if p.suffix in SOURCE_SUFFIXES)
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
 
 
 def code_digest(files: dict[str, bytes]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.formats import Hadamard, OperandOptions, combine_keys, make_hadamard, operand_key, qdq, step_key
+from engine.formats import Hadamard, OperandOptions, combine_keys, make_hadamard, operand_key, step_key
+from engine.kernels.cpu import qdq
 from engine.lowp.scheme import LinearScheme
 
 

@@ -16,7 +16,7 @@ from lptctl.state import RunStatus
 def bar(fraction: float, width: int) -> Text:
     """Return a bar of ``width`` characters."""
     full = round(min(1.0, max(0.0, fraction)) * width)
-    return Text.assemble(("━" * full, "green"), ("━" * (width - full), "bright_black"))
+    return Text.assemble(("━" * full, "green"), ("─" * (width - full), "bright_black"))
 
 
 class RichDisplay:

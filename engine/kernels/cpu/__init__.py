@@ -1,1 +1,5 @@
-"""The compiled CPU path: MXFP4 quantise-dequantise in C, equal to engine.formats bit for bit."""
+"""The CPU path: MXFP4 quantise-dequantise compiled from C where there is a compiler, else the PyTorch reference."""
+
+from engine.kernels.cpu.select import describe_path, qdq
+
+__all__ = ["describe_path", "qdq"]

@@ -1,19 +1,19 @@
 /* MXFP4 quantise-dequantise (QDQ) on a CPU, equal to engine/formats bit for bit.
  *
  * The arithmetic is that of engine/formats: scale.py (integer bump), e2m1.py (rounding), philox.py (noise), hadamard.py
- * (order of the butterflies). Loops run over arrays of a constant length, so that the compiler turns them into vector
- * code; -ffp-contract=off keeps it from fusing multiplications and additions.
+ * (order of the butterflies). Loops run over arrays of a constant length and compare magnitudes as integers, so that every
+ * compiler turns them into vector code; -ffp-contract=off keeps it from fusing multiplications and additions.
  *
  * Work is cut into panels of 32 quantised values x LANES independent blocks:
  *   rows    x is [n, 32]: a panel is LANES blocks, read transposed when there is a Hadamard transform;
  *   columns x is [n, 32, inner]: a panel is LANES neighbouring columns; for 32x32 tiles blocks of 32 columns share amax.
  */
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #define BLOCK 32
 #define LANES 32
+#define LIMIT(bf16) ((bf16) ? 0x7F7F0000 : 0x7F7FFFFF) /* bits of the largest finite value */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
@@ -36,8 +36,6 @@ INLINE uint32_t bits_of(float value) { uint32_t b; memcpy(&b, &value, 4); return
 INLINE float float_of(uint32_t b) { float value; memcpy(&value, &b, 4); return value; }
 INLINE int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
 INLINE int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
-INLINE float min_f32(float a, float b) { return a < b ? a : b; }
-INLINE float max_f32(float a, float b) { return a > b ? a : b; }
 
 INLINE void load(float *to, const void *x, int64_t at, int n, int bf16) {
     if (bf16) {
@@ -103,24 +101,29 @@ INLINE const uint16_t *noise(const Job *job, uint64_t at, int n, uint16_t *room)
     return room + skip;
 }
 
-/* One value over its scale to E2M1: round to nearest, ties to even (e2m1.round_nearest_). */
+#define ONE 0x3F800000
+#define SIX 0x40C00000
+#define MAGNITUDE 0x7FFFFFFFu
+#define SIGN 0x80000000u
+
+/* One value over its scale to E2M1: round to nearest, ties to even (e2m1.round_nearest_). Never NaN. */
 INLINE float nearest(float q) {
-    uint32_t b = bits_of(q);
-    float spacing = float_of((uint32_t)max_i32((int32_t)(b & 0x7F800000u), 0x3F800000)) * 6291456.0f; /* 1.5 * 2^22 */
-    float rounded = (q + spacing) - spacing;
-    rounded = max_f32(min_f32(rounded, 6.0f), -6.0f);
-    return float_of((bits_of(rounded) & 0x7FFFFFFFu) | (b & 0x80000000u));
+    uint32_t b = bits_of(q), m = b & MAGNITUDE;
+    float spacing = float_of((uint32_t)max_i32((int32_t)(m & 0x7F800000u), ONE)) * 6291456.0f; /* 1.5 * 2^22 */
+    float rounded = (float_of(m) + spacing) - spacing;
+    return float_of((uint32_t)min_i32((int32_t)bits_of(rounded), SIX) | (b & SIGN));
 }
 
 /* The same with stochastic rounding on 16 noise bits (e2m1.round_stochastic_). */
 INLINE float stochastic(float q, uint16_t lane) {
     uint32_t b = bits_of(q);
-    float a = min_f32(float_of(b & 0x7FFFFFFFu), 6.0f);
-    int32_t centred = ((int32_t)lane << 6) | 32;
-    float below = ceilf((float)centred * -2.384185791015625e-7f + 2.0f * min_f32(a, 1.0f)); /* 2^-22 */
-    uint32_t above = (bits_of(max_f32(a, 1.0f)) + (uint32_t)centred) & 0xFFC00000u;
-    float rounded = (float_of(above) - 1.0f) + 0.5f * below;
-    return float_of(bits_of(rounded) | (b & 0x80000000u));
+    int32_t a = min_i32((int32_t)(b & MAGNITUDE), SIX), centred = ((int32_t)lane << 6) | 32;
+    /* Below 1: ceil(2a - (r + 1/2) / 2^16), which is 0, 1 or 2. */
+    float distance = (float)centred * -2.384185791015625e-7f + 2.0f * float_of((uint32_t)min_i32(a, ONE)); /* 2^-22 */
+    int32_t t = (int32_t)bits_of(distance), below = (t > 0) + (t > ONE);
+    uint32_t above = ((uint32_t)max_i32(a, ONE) + (uint32_t)centred) & 0xFFC00000u;
+    float rounded = (float_of(above) - 1.0f) + 0.5f * (float)below;
+    return float_of(bits_of(rounded) | (b & SIGN));
 }
 
 typedef struct { float reciprocal, scale; } Scale;
@@ -138,26 +141,22 @@ INLINE Scale scale_of(int32_t code) {
     return s;
 }
 
-INLINE float finish(float rounded, float scale, int clip, float limit) {
-    float value = rounded * scale;
-    if (clip) {
-        value *= 1.33333337306976318359375f; /* fp32(4/3) */
-        value = value > limit ? limit : value < -limit ? -limit : value;
-    }
-    return value;
-}
-
-/* A NaN scale makes NaN of whatever it multiplies; write the canonical one. */
-INLINE void qdq_lane_array(float *v, const float *reciprocal, const float *scale, const uint16_t *lanes, int n, int sr,
-                           int clip, float limit) {
+/* v becomes its rounded value; a NaN scale makes NaN of whatever it multiplies. */
+INLINE void qdq_lanes(float *restrict v, const float *restrict reciprocal, const float *restrict scale,
+                      const uint16_t *restrict lanes, int n, int sr, int clip, int32_t limit) {
     for (int i = 0; i < n; i++) {
         float q = (clip ? v[i] * 0.75f : v[i]) * reciprocal[i];
-        float value = finish(sr ? stochastic(q, lanes[i]) : nearest(q), scale[i], clip, limit);
-        v[i] = scale[i] != scale[i] ? float_of(0x7FC00000u) : value;
+        float value = (sr ? stochastic(q, lanes[i]) : nearest(q)) * scale[i];
+        if (clip) {
+            uint32_t b = bits_of(value * 1.33333337306976318359375f); /* fp32(4/3) */
+            float capped = float_of((uint32_t)min_i32((int32_t)(b & MAGNITUDE), limit) | (b & SIGN));
+            value = capped * (scale[i] * 0.0f + 1.0f); /* 1, or NaN again */
+        }
+        v[i] = value;
     }
 }
 
-INLINE void butterflies(float (*v)[LANES], float (*w)[LANES]) {
+INLINE void butterflies(float (*v)[LANES]) {
     for (int stride = 1; stride < BLOCK; stride *= 2) {
         for (int base = 0; base < BLOCK; base += 2 * stride)
             for (int j = base; j < base + stride; j++)
@@ -167,7 +166,6 @@ INLINE void butterflies(float (*v)[LANES], float (*w)[LANES]) {
                     v[j + stride][c] = a - b;
                 }
     }
-    (void)w;
 }
 
 /* y[p(i)] = d[i] sum_j S[i, j] x[p(j)] / sqrt(32), stage after stage, on LANES columns at once. */
@@ -176,15 +174,14 @@ INLINE void hadamard(const Job *job, float (*v)[LANES], float (*w)[LANES]) {
         const int32_t *p = job->permutation + stage * BLOCK;
         const float *d = job->factors + stage * BLOCK;
         for (int j = 0; j < BLOCK; j++) memcpy(w[j], v[p[j]], sizeof w[j]);
-        butterflies(w, v);
+        butterflies(w);
         for (int j = 0; j < BLOCK; j++)
             for (int c = 0; c < LANES; c++) v[p[j]][c] = w[j][c] * d[j];
     }
 }
 
 /* Rows without a transform: block after block. */
-INLINE int64_t rows_plain(const Job *job, int64_t from, int64_t to, int in_bf16, int out_bf16, int sr, int clip,
-                          float limit) {
+INLINE int64_t rows_plain(const Job *job, int64_t from, int64_t to, int sr, int clip) {
     int64_t bad = 0;
     float v[4 * BLOCK], reciprocal[4 * BLOCK], scale[4 * BLOCK];
     uint16_t room[4 * BLOCK + 72];
@@ -195,23 +192,22 @@ INLINE int64_t rows_plain(const Job *job, int64_t from, int64_t to, int in_bf16,
         if (sr) lanes = noise(job, job->first_element + (uint64_t)at, blocks * BLOCK, room);
         for (int k = 0; k < blocks; k++) {
             float *u = v + k * BLOCK;
-            load(u, job->x, at + k * BLOCK, BLOCK, in_bf16);
+            load(u, job->x, at + k * BLOCK, BLOCK, job->in_bf16);
             int32_t amax = 0;
             for (int i = 0; i < BLOCK; i++) amax = max_i32(amax, (int32_t)(bits_of(u[i]) & 0x7FFFFFFFu));
             int32_t code = code_of(amax, job->bump);
             bad += code == 255;
             Scale s = scale_of(code);
             for (int i = 0; i < BLOCK; i++) reciprocal[k * BLOCK + i] = s.reciprocal, scale[k * BLOCK + i] = s.scale;
-            qdq_lane_array(u, reciprocal + k * BLOCK, scale + k * BLOCK, lanes + k * BLOCK, BLOCK, sr, clip, limit);
-            store(job->out, at + k * BLOCK, u, BLOCK, out_bf16, !clip);
+            qdq_lanes(u, reciprocal + k * BLOCK, scale + k * BLOCK, lanes + k * BLOCK, BLOCK, sr, clip, LIMIT(job->out_bf16));
+            store(job->out, at + k * BLOCK, u, BLOCK, job->out_bf16, !clip);
         }
     }
     return bad;
 }
 
 /* Rows with a transform: LANES blocks at a time, transposed. */
-INLINE int64_t rows_hadamard(const Job *job, int64_t from, int64_t to, int in_bf16, int out_bf16, int sr, int clip,
-                             float limit) {
+INLINE int64_t rows_hadamard(const Job *job, int64_t from, int64_t to, int sr, int clip) {
     int64_t bad = 0;
     float v[BLOCK][LANES], w[BLOCK][LANES], line[LANES * BLOCK], reciprocal[LANES], scale[LANES];
     uint16_t room[LANES * BLOCK + 72], turned[LANES];
@@ -219,7 +215,7 @@ INLINE int64_t rows_hadamard(const Job *job, int64_t from, int64_t to, int in_bf
         int blocks = to - block < LANES ? (int)(to - block) : LANES;
         int64_t at = block * BLOCK;
         if (blocks < LANES) memset(line, 0, sizeof line);
-        load(line, job->x, at, blocks * BLOCK, in_bf16);
+        load(line, job->x, at, blocks * BLOCK, job->in_bf16);
         for (int j = 0; j < BLOCK; j++)
             for (int c = 0; c < LANES; c++) v[j][c] = line[c * BLOCK + j];
         hadamard(job, v, w);
@@ -237,18 +233,17 @@ INLINE int64_t rows_hadamard(const Job *job, int64_t from, int64_t to, int in_bf
         for (int j = 0; j < BLOCK; j++) {
             if (sr)
                 for (int c = 0; c < LANES; c++) turned[c] = lanes[c * BLOCK + j];
-            qdq_lane_array(v[j], reciprocal, scale, turned, LANES, sr, clip, limit);
+            qdq_lanes(v[j], reciprocal, scale, turned, LANES, sr, clip, LIMIT(job->out_bf16));
         }
         for (int c = 0; c < LANES; c++)
             for (int j = 0; j < BLOCK; j++) line[c * BLOCK + j] = v[j][c];
-        store(job->out, at, line, blocks * BLOCK, out_bf16, !clip);
+        store(job->out, at, line, blocks * BLOCK, job->out_bf16, !clip);
     }
     return bad;
 }
 
-/* Columns from .. to (panels of LANES) of one group of 32 along the quantised axis. */
-INLINE int64_t columns(const Job *job, int64_t group, int64_t panel, int in_bf16, int out_bf16, int sr, int clip,
-                       float limit) {
+/* A panel of LANES columns of one group of 32 along the quantised axis. */
+INLINE int64_t columns(const Job *job, int64_t group, int64_t panel, int sr, int clip) {
     int64_t bad = 0, inner = job->inner, first = panel * LANES, start = group * BLOCK * inner + first;
     int n = inner - first < LANES ? (int)(inner - first) : LANES;
     float v[BLOCK][LANES], w[BLOCK][LANES], reciprocal[LANES], scale[LANES];
@@ -256,8 +251,8 @@ INLINE int64_t columns(const Job *job, int64_t group, int64_t panel, int in_bf16
     int32_t amax[LANES] = {0};
     if (n < LANES) memset(v, 0, sizeof v);
     for (int j = 0; j < BLOCK; j++) {
-        if (n == LANES) load(v[j], job->x, start + j * inner, LANES, in_bf16);
-        else load(v[j], job->x, start + j * inner, n, in_bf16);
+        if (n == LANES) load(v[j], job->x, start + j * inner, LANES, job->in_bf16);
+        else load(v[j], job->x, start + j * inner, n, job->in_bf16);
     }
     if (job->stages) hadamard(job, v, w);
     for (int j = 0; j < BLOCK; j++)
@@ -278,40 +273,42 @@ INLINE int64_t columns(const Job *job, int64_t group, int64_t panel, int in_bf16
         int64_t at = start + j * inner;
         const uint16_t *lanes = room;
         if (sr) lanes = noise(job, job->first_element + (uint64_t)at, LANES, room);
-        qdq_lane_array(v[j], reciprocal, scale, lanes, LANES, sr, clip, limit);
-        if (n == LANES) store(job->out, at, v[j], LANES, out_bf16, !clip);
-        else store(job->out, at, v[j], n, out_bf16, !clip);
+        qdq_lanes(v[j], reciprocal, scale, lanes, LANES, sr, clip, LIMIT(job->out_bf16));
+        if (n == LANES) store(job->out, at, v[j], LANES, job->out_bf16, !clip);
+        else store(job->out, at, v[j], n, job->out_bf16, !clip);
     }
     return bad;
 }
 
-INLINE int64_t run(const Job *job, int in_bf16, int out_bf16, int sr, int clip) {
-    float limit = out_bf16 ? float_of(0x7F7F0000u) : float_of(0x7F7FFFFFu);
-    int64_t bad = 0;
-    if (job->inner == 1) {
-        int64_t piece = 1024, pieces = (job->outer + piece - 1) / piece;
-#pragma omp parallel for schedule(static) reduction(+ : bad) if (pieces > 1)
-        for (int64_t i = 0; i < pieces; i++) {
-            int64_t from = i * piece, to = from + piece < job->outer ? from + piece : job->outer;
-            bad += job->stages ? rows_hadamard(job, from, to, in_bf16, out_bf16, sr, clip, limit)
-                               : rows_plain(job, from, to, in_bf16, out_bf16, sr, clip, limit);
-        }
-    } else {
-        int64_t panels = (job->inner + LANES - 1) / LANES;
-#pragma omp parallel for schedule(static) reduction(+ : bad) if (job->outer * panels > 32)
-        for (int64_t i = 0; i < job->outer * panels; i++)
-            bad += columns(job, i / panels, i % panels, in_bf16, out_bf16, sr, clip, limit);
+/* Work units: blocks of 32 values of a row, or panels. A function for each kind, so that all its switches are constants. */
+typedef int64_t Kernel(const Job *job, int64_t from, int64_t to);
+
+#define KERNELS(kind)                                                                                 \
+    static int64_t rows_##kind(const Job *job, int64_t from, int64_t to) {                            \
+        return rows_plain(job, from, to, (kind) >> 1, (kind) & 1);                                    \
+    }                                                                                                 \
+    static int64_t turned_##kind(const Job *job, int64_t from, int64_t to) {                          \
+        return rows_hadamard(job, from, to, (kind) >> 1, (kind) & 1);                                 \
+    }                                                                                                 \
+    static int64_t columns_##kind(const Job *job, int64_t from, int64_t to) {                         \
+        int64_t bad = 0, panels = (job->inner + LANES - 1) / LANES;                                   \
+        for (int64_t i = from; i < to; i++) bad += columns(job, i / panels, i % panels, (kind) >> 1, (kind) & 1); \
+        return bad;                                                                                   \
     }
-    return bad;
-}
+KERNELS(0) KERNELS(1) KERNELS(2) KERNELS(3)
+static Kernel *const by_rows[] = {rows_0, rows_1, rows_2, rows_3};
+static Kernel *const by_turned_rows[] = {turned_0, turned_1, turned_2, turned_3};
+static Kernel *const by_columns[] = {columns_0, columns_1, columns_2, columns_3};
 
 /* Returns the number of non-finite blocks. */
 int64_t lptctl_qdq(const Job *job) {
-    int kind = job->in_bf16 * 8 + job->out_bf16 * 4 + job->sr * 2 + job->clip;
-    switch (kind) {
-#define CASE(k) case k: return run(job, (k) >> 3 & 1, (k) >> 2 & 1, (k) >> 1 & 1, (k) & 1);
-        CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7)
-        CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15)
-    }
-    return -1;
+    int kind = job->sr * 2 + job->clip;
+    int is_rows = job->inner == 1;
+    Kernel *kernel = (!is_rows ? by_columns : job->stages ? by_turned_rows : by_rows)[kind];
+    int64_t units = is_rows ? job->outer : job->outer * ((job->inner + LANES - 1) / LANES);
+    int64_t piece = is_rows ? 32 * LANES : 32, pieces = (units + piece - 1) / piece, bad = 0;
+#pragma omp parallel for schedule(static) reduction(+ : bad) if (pieces > 1)
+    for (int64_t i = 0; i < pieces; i++)
+        bad += kernel(job, i * piece, (i + 1) * piece < units ? (i + 1) * piece : units);
+    return bad;
 }
