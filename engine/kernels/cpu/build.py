@@ -17,8 +17,10 @@ import torch
 
 SOURCE = Path(__file__).with_name("mxfp4.c")
 # -fno-trapping-math lets ceilf be one vector instruction; neither flag changes a result.
-FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp",
-         "-shared", "-fPIC")  # fmt: skip
+FLAGS = (
+    "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native", "-std=c11", "-ffp-contract=off",
+    "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC",
+)  # fmt: skip
 OFF = "LPTCTL_NO_COMPILE"
 """Environment variable; set to anything but 0 it keeps the CPU path uncompiled."""
 
