@@ -7,9 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from lptctl.cli import app
+from plotting import export
 from plotting.api import Options
+from plotting.panels import MOST_BANDS
 from plotting.schema import PlotError
+from plotting.theme import PRESETS
 from tests.helpers.runs import ROOT
 
 
@@ -56,3 +61,12 @@ def test_plotting_imports_neither_torch_nor_the_rest_of_the_project(tmp_path: Pa
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.stdout == "[] False\n", done.stderr
+
+
+def test_the_documentation_names_every_option_column_and_status() -> None:
+    text = (ROOT / "docs" / "plot.md").read_text()
+    options = {o for p in typer.main.get_command(app).commands["plot"].params for o in p.opts if o.startswith("--")}  # type: ignore[attr-defined]
+    assert len(options) >= 8
+    header = export.curves_csv(export.curves_frame([])).decode().strip().replace(",", ", ")
+    for word in (*options, header, *PRESETS, *export.FORMATS, f"more than {MOST_BANDS} groups"):
+        assert word in text, word
