@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from engine.kernels.cpu.build import load
+
 VARIABLE = "LPTCTL_KERNELS"
 _CHOICES = ("auto", "reference", "triton")
 
@@ -21,8 +23,8 @@ _CHOICES = ("auto", "reference", "triton")
 class KernelPath:
     """Which implementation serves a device."""
 
-    path: Literal["triton", "interpreter", "reference"]
-    """``triton``: compiled kernels; ``interpreter``: the same kernels in Triton's interpreter; ``reference``: PyTorch."""
+    path: Literal["triton", "interpreter", "compiled", "reference"]
+    """``triton``: GPU kernels; ``interpreter``: those in Triton's interpreter; ``compiled``: C; ``reference``: PyTorch."""
     device: str
     """Device type and, on a GPU, its name."""
     why: str
@@ -30,8 +32,8 @@ class KernelPath:
 
     @property
     def uses_kernels(self) -> bool:
-        """Tell whether kernels run."""
-        return self.path != "reference"
+        """Tell whether Triton kernels run."""
+        return self.path in ("triton", "interpreter")
 
 
 def kernel_path(device: torch.device | str = "cpu") -> KernelPath:
@@ -62,7 +64,8 @@ def _probe(device: torch.device, choice: str) -> KernelPath:
     if choice == "reference":
         return reference(f"{VARIABLE}=reference asks for it.")
     if device.type == "cpu" and choice == "auto":
-        return reference("CPU tensors take the vectorised reference.")
+        path: Literal["compiled", "reference"] = "compiled" if load().library is not None else "reference"
+        return KernelPath(path=path, device=name, why=load().reason)
     if device.type not in ("cpu", "cuda"):
         return reference(f"the kernels are for CUDA and ROCm devices, not {device.type}.")
     try:
