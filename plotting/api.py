@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,13 @@ def make_report(
             export.save_figure(figure, path, preset=preset, title=title, description=description)
             files.append(path)
     header, cells = report.table(is_full=True)
-    texts = {"table.md": export.table_markdown(header, cells, [note.text for note in report.notes])}
+    pieces: dict[str, Iterable[bytes]] = {
+        "table.md": [export.table_markdown(header, cells, [note.text for note in report.notes])]
+    }
     if "csv" in options.formats:
-        texts["table.csv"] = export.table_csv(report.rows)
-        texts["curves.csv"] = export.curves_csv(export.curves_frame(report.curves))
-    for name, data in texts.items():
+        pieces["table.csv"] = [export.table_csv(report.rows)]
+        pieces["curves.csv"] = export.curves_csv(report.curves)
+    for name, data in pieces.items():
         export.write(folder / name, data)
         files.append(folder / name)
     return Report(

@@ -11,18 +11,20 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from plotting.clean import Run
 from plotting.curves import GroupCurves
 from plotting.panels import PIXELS_PER_INCH
-from plotting.schema import METRICS, PlotError
+from plotting.schema import METRICS, FloatArray, IntArray, PlotError
 from plotting.stats import Estimate, PairedDifference
 from plotting.table import Comparison, Row
 from plotting.theme import Preset, rc_params
@@ -48,11 +50,11 @@ def save_figure(figure: Figure, path: Path, *, preset: Preset, title: str, descr
     buffer = io.BytesIO()
     with matplotlib.rc_context(rc_params(preset)):
         figure.savefig(buffer, format=kind, dpi=PIXELS_PER_INCH, metadata=metadata)
-    write(path, buffer.getvalue())
+    write(path, [buffer.getvalue()])
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
+def write(path: Path, data: Iterable[bytes]) -> None:
+    """Write a file, given in pieces, whole or not at all.
 
     Raises:
         PlotError: if the folder or the file cannot be written.
@@ -62,7 +64,7 @@ def write(path: Path, data: bytes) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                file.writelines(data)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
@@ -74,75 +76,64 @@ def write(path: Path, data: bytes) -> None:
         ) from error
 
 
-def curves_frame(curves: Sequence[GroupCurves]) -> pd.DataFrame:
-    """Return every number as one long table, superseded and non-finite ones included.
+CURVE_COLUMNS = (
+    "sweep", "run_id", "group", "recipe", "seed", "attempt", "step", "tokens", "time", "metric", "value", "status",
+)  # fmt: skip
 
-    Columns: sweep, run_id, group, recipe, seed, attempt, step, tokens, time, metric, value, status. ``status`` is ok,
-    superseded or nonfinite. Derived metrics (loss_smoothed, gap, gap_smoothed) have no attempt, tokens or time.
+
+def curves_csv(curves: Sequence[GroupCurves]) -> Iterator[bytes]:
+    """Yield every number as one long CSV table, superseded and non-finite ones included, a run and metric at a time.
+
+    ``status`` is ok, superseded or nonfinite. Floats are in full repr, non-finite ones nan, inf and -inf. Derived
+    metrics (loss_smoothed, gap, gap_smoothed) have no attempt, tokens or time.
     """
-    parts = []
+    yield (",".join(CURVE_COLUMNS) + "\n").encode()
     for c in curves:
-        for run in c.group.runs:
-            records = run.records
-            for metric in METRICS:
-                keep = records.present[metric]
-                values = records.values[metric][keep]
-                status = np.where(np.isfinite(values), "ok", "nonfinite")
-                status = np.where(run.superseded[keep], "superseded", status)
-                parts.append(
-                    _part(c, run.info.run_id, run.info.sweep, run.info.seed, metric, records.step[keep], values, status)
-                    | {"attempt": records.attempt[keep], "tokens": records.tokens[keep], "time": records.time[keep]}
-                )
-        derived = [("loss_smoothed", c.loss, c.loss.smoothed)]
-        if c.gap is not None:
-            derived += [("gap", c.gap, c.gap.raw), ("gap_smoothed", c.gap, c.gap.smoothed)]
-        for metric, curve, series in derived:
-            for run, (steps, values) in zip(curve.runs, series, strict=True):
-                status = np.where(np.isfinite(values), "ok", "nonfinite")
-                parts.append(_part(c, run.info.run_id, run.info.sweep, run.info.seed, metric, steps, values, status))
-    columns = [
-        "sweep",
-        "run_id",
-        "group",
-        "recipe",
-        "seed",
-        "attempt",
-        "step",
-        "tokens",
-        "time",
-        "metric",
-        "value",
-        "status",
-    ]
-    frames = [pd.DataFrame(part) for part in parts if len(part["step"])]
-    if not frames:
-        return pd.DataFrame(columns=columns)
-    frame = pd.concat(frames, ignore_index=True).reindex(columns=columns)
-    return frame.astype({"attempt": "Int64", "tokens": "Int64"})
+        for part in _curve_parts(c):
+            part["value"] = [repr(float(v)) for v in part["value"]]
+            if "time" in part:
+                part["time"] = [repr(float(t)) for t in part["time"]]
+            frame = pd.DataFrame(part).reindex(columns=CURVE_COLUMNS)
+            yield frame.to_csv(index=False, header=False, lineterminator="\n").encode()
 
 
-def _part(
-    c: GroupCurves, run_id: str, sweep: str, seed: int, metric: str, steps: Any, values: Any, status: Any
-) -> dict[str, Any]:
+def _curve_parts(c: GroupCurves) -> Iterator[dict[str, Any]]:
+    for run in c.group.runs:
+        records = run.records
+        for metric in METRICS:
+            keep = records.present[metric]
+            values = records.values[metric][keep]
+            yield {
+                **_part(c, run, metric, records.step[keep], values),
+                "attempt": records.attempt[keep],
+                "tokens": records.tokens[keep],
+                "time": records.time[keep],
+                "status": np.where(run.superseded[keep], "superseded", _status(values)),
+            }
+    derived = [("loss_smoothed", c.loss, c.loss.smoothed)]
+    if c.gap is not None:
+        derived += [("gap", c.gap, c.gap.raw), ("gap_smoothed", c.gap, c.gap.smoothed)]
+    for metric, curve, series in derived:
+        for run, (steps, values) in zip(curve.runs, series, strict=True):
+            yield _part(c, run, metric, steps, values)
+
+
+def _part(c: GroupCurves, run: Run, metric: str, steps: IntArray, values: FloatArray) -> dict[str, Any]:
     return {
-        "sweep": sweep,
-        "run_id": run_id,
+        "sweep": run.info.sweep,
+        "run_id": run.info.run_id,
         "group": c.group.label,
         "recipe": c.group.recipe,
-        "seed": seed,
+        "seed": run.info.seed,
         "step": steps,
         "metric": metric,
         "value": values,
-        "status": status,
+        "status": _status(values),
     }
 
 
-def curves_csv(frame: pd.DataFrame) -> bytes:
-    """Return the long table as CSV, floats in full repr, non-finite values as nan, inf and -inf."""
-    out = frame.assign(value=[repr(float(v)) for v in frame["value"]])
-    out["time"] = ["" if pd.isna(t) else repr(float(t)) for t in frame["time"]]
-    text = out.to_csv(index=False, lineterminator="\n")
-    return text.encode()
+def _status(values: FloatArray) -> npt.NDArray[np.str_]:
+    return np.where(np.isfinite(values), "ok", "nonfinite")
 
 
 def row_record(row: Row) -> dict[str, Any]:

@@ -124,14 +124,14 @@ def test_a_folder_that_cannot_be_written_is_named(sweep: Path, tmp_path: Path) -
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export.write(tmp_path / "table.md", b"old")
+    export.write(tmp_path / "table.md", [b"old"])
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export.os, "replace", full)
     with pytest.raises(PlotError, match=r"table\.md: cannot be written: No space left on device"):
-        export.write(tmp_path / "table.md", b"new")
+        export.write(tmp_path / "table.md", [b"new"])
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
 
 
