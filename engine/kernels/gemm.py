@@ -28,6 +28,7 @@ from torch import Tensor
 from engine.formats import MXFP4Tensor
 from engine.formats.e2m1 import pack, unpack
 from engine.kernels.gemm_kernel import gemm_kernel, repack_kernel
+from engine.kernels.mx_units import has_mx_units
 
 _CLIP_OUT = 4.0 / 3.0
 _OUT_DTYPES = (torch.float32, torch.bfloat16)
@@ -56,15 +57,6 @@ class GemmTile:
     def default(cls, *, native: bool) -> GemmTile:
         """Return the largest shape that spills no register in any layout, as `engine.kernels.lowering` reports it."""
         return cls() if native else cls(bk=64)
-
-
-def has_mx_units(device: torch.device) -> bool:
-    """Tell whether a device multiplies MXFP4 natively: gfx950 (CDNA4), or compute capability 10.x (Blackwell)."""
-    if device.type != "cuda":
-        return False
-    if torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx950")
-    return torch.cuda.get_device_capability(device)[0] == 10
 
 
 def transpose(q: MXFP4Tensor) -> MXFP4Tensor:

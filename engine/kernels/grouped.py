@@ -35,12 +35,12 @@ from engine.kernels.gemm import (
     alpha,
     check_device,
     check_out_dtype,
-    has_mx_units,
     launch,
     packed_operand,
     plain_operand,
 )
 from engine.kernels.gemm_kernel import zero_tail_kernel
+from engine.kernels.mx_units import has_mx_units
 
 Implementation = Literal["torch", "triton"]
 

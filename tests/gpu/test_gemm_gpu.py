@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine.formats import MXFP4Tensor
-from engine.kernels.gemm import INTERPRETED, GemmTile, has_mx_units, packed_matmul, repack, transpose
+from engine.kernels.gemm import INTERPRETED, GemmTile, packed_matmul, repack, transpose
 from engine.kernels.grouped import grouped_matmul, grouped_wgrad, pad_groups
+from engine.kernels.mx_units import has_mx_units
 from tests.helpers.gemm import assert_is_product, check_rows, check_wgrad, exact, packed, spread
 
 pytestmark = [

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import tests.helpers.triton_interpreter  # noqa: F401  (first: it decides how kernels run)
 from engine.formats import MXFP4Tensor
 from engine.formats.e2m1 import pack
-from engine.kernels.gemm import GemmTile, has_mx_units, packed_matmul, repack, transpose
+from engine.kernels.gemm import GemmTile, packed_matmul, repack, transpose
+from engine.kernels.mx_units import has_mx_units
 from tests.helpers.gemm import assert_is_product, exact, packed, spread
 
 TILE = GemmTile(bm=64, bn=32, bk=64)
