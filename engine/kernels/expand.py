@@ -58,7 +58,7 @@ def expand_columns_kernel(
     if TILED:
         block = column_block * (C // 32) + tl.arange(0, C // 32)
         bytes_ = tl.load(scale_ptr + row_block * (columns // 32) + block, mask=block < columns // 32, other=0)
-        scale = spread(scale_value(bytes_.to(tl.int32)), C)
+        scale = spread(scale_value(bytes_.to(tl.int32)), C, 32)
     else:
         bytes_ = tl.load(scale_ptr + row_block * columns + column, mask=column < columns, other=0)
         scale = scale_value(bytes_.to(tl.int32))

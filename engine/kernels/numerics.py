@@ -153,20 +153,37 @@ def scaled(rounded, scale, SR: tl.constexpr, CLIP: tl.constexpr, LIMIT: tl.const
 
 
 @triton.jit
-def element_code(rounded, x, DOUBLED: tl.constexpr, MBITS: tl.constexpr, EMIN: tl.constexpr, EBITS: tl.constexpr):
-    """Return the bits of an element (int32) from its magnitude, which ``DOUBLED`` says is twice it, and x's sign.
+def magnitude_bits(rounded, DOUBLED: tl.constexpr, EMIN: tl.constexpr):
+    """Return the bits of an element without its sign, moved up to bit 23 - MBITS (int32), from its magnitude.
 
-    Scaled so that the format's smallest normal number is fp32's, the top bits of fp32 are the element's.
+    ``DOUBLED``: ``rounded`` is twice the magnitude. Scaled so that the format's smallest normal number is fp32's, the
+    top bits of fp32 are the element's.
     """
-    SHIFT: tl.constexpr = 23 - MBITS
     DOWN: tl.constexpr = 2.0 ** (-126 - EMIN - DOUBLED)
-    bits = as_int(rounded * DOWN) >> SHIFT
-    return bits | ((as_int(x) >> (31 - EBITS - MBITS)) & (1 << (EBITS + MBITS)))
+    return as_int(rounded * DOWN)
+
+
+@triton.jit
+def element_byte(bits, x, MBITS: tl.constexpr):
+    """Return the bits of an 8-bit element (int32) from :func:`magnitude_bits` and x's sign."""
+    return (bits >> (23 - MBITS)) | ((as_int(x) >> 24) & 0x80)
+
+
+@triton.jit
+def pair_byte(low_bits, low_x, high_bits, high_x):
+    """Return two E2M1 codes as a byte (int32), from :func:`magnitude_bits` and signs of the low and the high nibble.
+
+    Both are put together in the top byte of a word, where the sign of x is already that of the high nibble.
+    """
+    word = low_bits * 4 + high_bits * 64
+    word = word | (as_int(high_x) & _SIGN)
+    word = word | ((as_int(low_x) >> 4) & 0x08000000)
+    return (word >> 24) & 0xFF
 
 
 @triton.jit
 def element_value(code, MBITS: tl.constexpr, EMIN: tl.constexpr, EBITS: tl.constexpr):
-    """Return the fp32 value of an element's bits (int32, no NaN or Inf): the inverse of :func:`element_code`."""
+    """Return the fp32 value of an element's bits (int32, no NaN or Inf)."""
     MASK: tl.constexpr = (1 << (EBITS + MBITS)) - 1
     UP: tl.constexpr = 2.0 ** (126 + EMIN)
     magnitude = as_float((code & MASK) << (23 - MBITS)) * UP

@@ -19,10 +19,13 @@ from engine.kernels.butterflies import hadamard_last, hadamard_rows, inverse
 from engine.kernels.noise import element_noise, group_noise, load_key
 from engine.kernels.numerics import (
     amax,
+    as_float,
     as_int,
     block_scale,
-    element_code,
+    element_byte,
+    magnitude_bits,
     narrow,
+    pair_byte,
     quantise_magnitude,
     scale_byte,
     scaled,
@@ -40,31 +43,20 @@ def count_nonfinite(count_ptr, top, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def result(
-    x,
-    top,
-    inverse_scale,
-    scale,
-    noise,
-    SR: tl.constexpr,
-    CLIP: tl.constexpr,
-    PACK: tl.constexpr,
-    TOP_OUT: tl.constexpr,
-    ELEMENT: tl.constexpr,
-):
-    """Return x's dequantised values, or with ``PACK`` its element codes (int32, 0 in non-finite blocks)."""
-    rounded = quantise_magnitude(x, inverse_scale, noise, SR, CLIP, ELEMENT)
-    if PACK:
-        code = element_code(rounded, x, SR, ELEMENT[0], ELEMENT[1], ELEMENT[3])
-        return tl.where(as_int(top) >= 0x7F800000, 0, code)
-    return with_sign(scaled(rounded, scale, SR, CLIP, TOP_OUT), x)
+def pack_last(rounded, x, top, SR: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """Return uint8 [R, C / 2] of E2M1 values [R, C]: the even column is the low nibble. ``top``: amax of each byte."""
+    bits = magnitude_bits(rounded, SR, 0)
+    low, high = tl.split(tl.reshape(bits, (R, C // 2, 2)))
+    low_x, high_x = tl.split(tl.reshape(x, (R, C // 2, 2)))
+    byte = pair_byte(low, low_x, high, high_x)
+    return tl.where(as_int(top) >= 0x7F800000, 0, byte).to(tl.uint8)
 
 
 @triton.jit
-def pair_bytes(codes, R: tl.constexpr, C: tl.constexpr):
-    """Return uint8 [R, C / 2] of 4-bit codes [R, C]: the even column is the low nibble."""
-    low, high = tl.split(tl.reshape(codes, (R, C // 2, 2)))
-    return (low | (high << 4)).to(tl.uint8)
+def plain_bytes(rounded, x, top, SR: tl.constexpr, ELEMENT: tl.constexpr):
+    """Return the bytes (uint8) of 8-bit elements, 0 in non-finite blocks."""
+    byte = element_byte(magnitude_bits(rounded, SR, ELEMENT[1]), x, ELEMENT[0])
+    return tl.where(as_int(top) >= 0x7F800000, 0, byte).to(tl.uint8)
 
 
 @triton.jit
@@ -100,24 +92,27 @@ def rows_kernel(
     if STAGES > 0:
         x = hadamard_last(x, permutation_ptr, sign_ptr, R, STAGES, PERMUTED)
     top = amax(x, 1)
+    if not PACK:
+        count_nonfinite(count_ptr, top, (R,))
     code, inverse_scale, scale = block_scale(top, SCALE[0], SCALE[1], SCALE[2])
     noise = code[:, None]
     if SR:
         group = tl.arange(0, R * 4)
         counter = (first + start * 4) + group if WIDE else (first + start * 4).to(tl.int32) + group
         noise = tl.reshape(group_noise(counter, load_key(key_ptr), half, R * 4, 8, WIDE, False), (R, 32))
-    y = result(x, top[:, None], inverse_scale[:, None], scale[:, None], noise, SR, CLIP, PACK, TOP_OUT, ELEMENT)
+    rounded = quantise_magnitude(x, inverse_scale[:, None], noise, SR, CLIP, ELEMENT)
     if PACK:
         row = tl.arange(0, R)
         tl.store(scale_ptr + start + row, scale_byte(code, top), mask=row < left)
         if ELEMENT[0] == 1:
             byte = tl.arange(0, R * 16)
-            packed = tl.reshape(pair_bytes(y, R, 32), (R * 16,))
+            packed = tl.reshape(pack_last(rounded, x, top[:, None], SR, R, 32), (R * 16,))
             tl.store(out_ptr + start * 16 + byte, packed, mask=byte < left * 16)
         else:
-            tl.store(out_ptr + start * 32 + element, tl.reshape(y, (R * 32,)).to(tl.uint8), mask=inside)
+            plain = plain_bytes(rounded, x, top[:, None], SR, ELEMENT)
+            tl.store(out_ptr + start * 32 + element, tl.reshape(plain, (R * 32,)), mask=inside)
     else:
-        count_nonfinite(count_ptr, top, (R,))
+        y = with_sign(scaled(rounded, scale[:, None], SR, CLIP, TOP_OUT), x)
         tl.store(
             out_ptr + start * 32 + element,
             tl.reshape(narrow(y, out_ptr.dtype.element_ty), (R * 32,)),
@@ -132,13 +127,33 @@ def pair_order(i):
 
 
 @triton.jit
-def row_pair_bytes(codes, C: tl.constexpr, PAIR_ORDER: tl.constexpr):
-    """Return uint8 [16, C] of 4-bit codes [32, C], in ``pair_order`` or in order: the even row is the low nibble."""
+def _even_and_odd(rows, C: tl.constexpr, PAIR_ORDER: tl.constexpr):
+    """Return the even and the odd rows [16, C] of values [32, C] in ``pair_order`` or in order."""
     if PAIR_ORDER:
-        low, high = tl.split(tl.permute(tl.reshape(codes, (2, 16, C)), (1, 2, 0)))
+        pairs = tl.permute(tl.reshape(rows, (2, 16, C)), (1, 2, 0))
     else:
-        low, high = tl.split(tl.permute(tl.reshape(codes, (16, 2, C)), (0, 2, 1)))
-    return (low | (high << 4)).to(tl.uint8)
+        pairs = tl.permute(tl.reshape(rows, (16, 2, C)), (0, 2, 1))
+    return tl.split(pairs)
+
+
+@triton.jit
+def pack_rows(
+    rounded, x, top, row_out, SR: tl.constexpr, C: tl.constexpr, PAIR_ORDER: tl.constexpr, PERMUTED: tl.constexpr
+):
+    """Return uint8 [16, C] of E2M1 values [32, C]: the even row is the low nibble. ``top``: amax of each column.
+
+    Row j holds row ``row_out``(j) if ``PERMUTED``; else the rows are in ``pair_order`` or in order.
+    """
+    bits = magnitude_bits(rounded, SR, 0)
+    if PERMUTED:
+        source = tl.broadcast_to(inverse(row_out)[:, None], (32, C))
+        signed = tl.gather(as_int(with_sign(as_float(bits), x)), source, axis=0)
+        bits = signed & 0x7FFFFFFF
+        x = as_float(signed)
+    low, high = _even_and_odd(bits, C, PAIR_ORDER)
+    low_x, high_x = _even_and_odd(x, C, PAIR_ORDER)
+    byte = pair_byte(low, low_x, high, high_x)
+    return tl.where(as_int(top)[None, :] >= 0x7F800000, 0, byte).to(tl.uint8)
 
 
 @triton.jit
@@ -227,18 +242,20 @@ def columns_kernel(
     top = amax(x, 0)
     if TILED:
         top = amax(tl.reshape(top, (C // 32, 32)), 1)
+    if not PACK:
+        count_nonfinite(count_ptr, top, (C // 32 if TILED else C,))
     code, inverse_scale, scale = block_scale(top, SCALE[0], SCALE[1], SCALE[2])
     row_top = top
     if TILED:
-        row_top = spread(top, C)
-        inverse_scale = spread(inverse_scale, C)
-        scale = spread(scale, C)
+        row_top = spread(top, C, 32)
+        inverse_scale = spread(inverse_scale, C, 32)
+        scale = spread(scale, C, 32)
     noise = row_top[None, :]
     if SR:
         noise = tile_noise(
             key_ptr, first, row_block, row_out, column_block, columns, half, C, WIDE, BY_ELEMENT, STAGES > 0
         )
-    y = result(x, row_top[None, :], inverse_scale[None, :], scale[None, :], noise, SR, CLIP, PACK, TOP_OUT, ELEMENT)
+    rounded = quantise_magnitude(x, inverse_scale[None, :], noise, SR, CLIP, ELEMENT)
     if PACK:
         if TILED:
             block = column_block * (C // 32) + tl.arange(0, C // 32)
@@ -248,24 +265,22 @@ def columns_kernel(
             of_row = row_block.to(tl.int64) * columns
             tl.store(scale_ptr + of_row + column, scale_byte(code, top), mask=column < columns)
         if ELEMENT[0] != 1:
-            tl.store(out_ptr + base + (row_out[:, None] * columns + column[None, :]), y.to(tl.uint8), mask=inside)
+            plain = plain_bytes(rounded, x, row_top[None, :], SR, ELEMENT)
+            tl.store(out_ptr + base + (row_out[:, None] * columns + column[None, :]), plain, mask=inside)
         elif PACK_ROWS:
-            if PERMUTED:
-                y = tl.gather(y, tl.broadcast_to(inverse(row_out.to(tl.int32))[:, None], (32, C)), axis=0)
+            packed = pack_rows(rounded, x, row_top, row_out.to(tl.int32), SR, C, PAIR_ORDER, PERMUTED)
             pair = tl.arange(0, 16)
             if LONG:
                 pair = pair.to(tl.int64)
             to = row_block.to(tl.int64) * 16 * columns + (pair[:, None] * columns + column[None, :])
-            tl.store(out_ptr + to, row_pair_bytes(y, C, PAIR_ORDER), mask=inside)
+            tl.store(out_ptr + to, packed, mask=inside)
         else:
             byte = column_block * (C // 2) + tl.arange(0, C // 2)
             to = base // 2 + (row_out[:, None] * (columns // 2) + byte[None, :])
-            tl.store(out_ptr + to, pair_bytes(y, 32, C), mask=(byte < columns // 2)[None, :])
+            packed = pack_last(rounded, x, spread(top, C // 2, 16)[None, :], SR, 32, C)
+            tl.store(out_ptr + to, packed, mask=(byte < columns // 2)[None, :])
     else:
-        if TILED:
-            count_nonfinite(count_ptr, top, (C // 32,))
-        else:
-            count_nonfinite(count_ptr, top, (C,))
+        y = with_sign(scaled(rounded, scale[None, :], SR, CLIP, TOP_OUT), x)
         tl.store(
             out_ptr + base + (row_out[:, None] * columns + column[None, :]),
             narrow(y, out_ptr.dtype.element_ty),
@@ -274,6 +289,6 @@ def columns_kernel(
 
 
 @triton.jit
-def spread(per_block, C: tl.constexpr):
-    """Repeat values [C / 32] 32 times each, to [C]."""
-    return tl.reshape(tl.broadcast_to(per_block[:, None], (C // 32, 32)), (C,))
+def spread(per_block, C: tl.constexpr, TIMES: tl.constexpr):
+    """Repeat values [C / TIMES] TIMES times each, to [C]."""
+    return tl.reshape(tl.broadcast_to(per_block[:, None], (C // TIMES, TIMES)), (C,))

@@ -10,9 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.butterflies import hadamard_rows, inverse
-from engine.kernels.numerics import amax, block_scale, narrow, scale_byte, widen
-from engine.kernels.oneway import count_nonfinite, pair_bytes, pair_order, result, row_pair_bytes, tile_noise
+from engine.kernels.butterflies import hadamard_rows
+from engine.kernels.numerics import (
+    amax,
+    block_scale,
+    narrow,
+    quantise_magnitude,
+    scale_byte,
+    scaled,
+    widen,
+    with_sign,
+)
+from engine.kernels.oneway import count_nonfinite, pack_last, pack_rows, pair_order, plain_bytes, tile_noise
 
 
 @triton.jit
@@ -76,23 +85,14 @@ def twoway_kernel(
 
     blocks = tl.reshape(x, (32 * (C // 32), 32))
     top = amax(blocks, 1)
+    if not PACK0:
+        count_nonfinite(count_ptr, top, (32 * (C // 32),))
     code, inverse_scale, scale = block_scale(top, SCALE0[0], SCALE0[1], SCALE0[2])
     noise = code[:, None]
     if SR0:
         noise = tile_noise(key0_ptr, first, row_block, row_in, column_block, columns, half, C, WIDE, False, False)
         noise = tl.reshape(noise, (32 * (C // 32), 32))
-    y = result(
-        blocks,
-        top[:, None],
-        inverse_scale[:, None],
-        scale[:, None],
-        noise,
-        SR0,
-        CLIP0,
-        PACK0,
-        TOP_OUT,
-        ELEMENT,
-    )
+    rounded = quantise_magnitude(blocks, inverse_scale[:, None], noise, SR0, CLIP0, ELEMENT)
     if PACK0:
         block = column_block * (C // 32) + tl.arange(0, C // 32)
         to = row_block.to(tl.int64) * (columns // 32) * 32 + (long_in[:, None] * (columns // 32) + block[None, :])
@@ -101,36 +101,38 @@ def twoway_kernel(
         if ELEMENT[0] == 1:
             byte = column_block * (C // 2) + tl.arange(0, C // 2)
             to = base // 2 + (long_in[:, None] * (columns // 2) + byte[None, :])
-            packed = pair_bytes(tl.reshape(y, (32, C)), 32, C)
+            packed = tl.reshape(pack_last(rounded, blocks, top[:, None], SR0, C, 32), (32, C // 2))
             tl.store(out0_ptr + to, packed, mask=(byte < columns // 2)[None, :])
         else:
-            tl.store(out0_ptr + at, tl.reshape(y, (32, C)).to(tl.uint8), mask=inside)
+            plain = plain_bytes(rounded, blocks, top[:, None], SR0, ELEMENT)
+            tl.store(out0_ptr + at, tl.reshape(plain, (32, C)), mask=inside)
     else:
-        count_nonfinite(count_ptr, top, (32 * (C // 32),))
+        y = with_sign(scaled(rounded, scale[:, None], SR0, CLIP0, TOP_OUT), blocks)
         tl.store(out0_ptr + at, tl.reshape(narrow(y, out0_ptr.dtype.element_ty), (32, C)), mask=inside)
 
     if STAGES > 0:
         x = hadamard_rows(x, permutation_ptr, sign_ptr, C, STAGES, PERMUTED)
     top = amax(x, 0)
+    if not PACK1:
+        count_nonfinite(count_ptr + 1, top, (C,))
     code, inverse_scale, scale = block_scale(top, SCALE1[0], SCALE1[1], SCALE1[2])
     noise = code[None, :]
     if SR1:
         noise = tile_noise(key1_ptr, first, row_block, row_out, column_block, columns, half, C, WIDE, False, STAGES > 0)
-    y = result(x, top[None, :], inverse_scale[None, :], scale[None, :], noise, SR1, CLIP1, PACK1, TOP_OUT, ELEMENT)
+    rounded = quantise_magnitude(x, inverse_scale[None, :], noise, SR1, CLIP1, ELEMENT)
     to = base + (long_out[:, None] * columns + column[None, :])
     if PACK1:
         of_row = row_block.to(tl.int64) * columns
         tl.store(scale1_ptr + of_row + column, scale_byte(code, top), mask=column < columns)
         if ELEMENT[0] == 1:
-            if PERMUTED:
-                y = tl.gather(y, tl.broadcast_to(inverse(row_out)[:, None], (32, C)), axis=0)
+            packed = pack_rows(rounded, x, top, row_out, SR1, C, PAIR_ORDER, PERMUTED)
             pair = tl.arange(0, 16)
             if LONG:
                 pair = pair.to(tl.int64)
             to_pair = row_block.to(tl.int64) * 16 * columns + (pair[:, None] * columns + column[None, :])
-            tl.store(out1_ptr + to_pair, row_pair_bytes(y, C, PAIR_ORDER), mask=inside)
+            tl.store(out1_ptr + to_pair, packed, mask=inside)
         else:
-            tl.store(out1_ptr + to, y.to(tl.uint8), mask=inside)
+            tl.store(out1_ptr + to, plain_bytes(rounded, x, top[None, :], SR1, ELEMENT), mask=inside)
     else:
-        count_nonfinite(count_ptr + 1, top, (C,))
+        y = with_sign(scaled(rounded, scale[None, :], SR1, CLIP1, TOP_OUT), x)
         tl.store(out1_ptr + to, narrow(y, out1_ptr.dtype.element_ty), mask=inside)
