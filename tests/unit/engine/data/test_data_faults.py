@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,32 @@ def test_second_writer_waits_says_for_whom_and_finds_the_folder(
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
+def test_waiter_on_a_removed_lock_file_holds_the_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    waiting, holding, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def second() -> None:
+        with lock_beside(out, lambda _: waiting.set()):
+            holding.set()
+            leave.wait(60)
+
+    def third(holder: str) -> None:
+        raise BlockingIOError(holder)
+
+    thread = threading.Thread(target=second)
+    try:
+        with lock_beside(out, pytest.fail):
+            thread.start()
+            assert waiting.wait(60)
+        assert holding.wait(60)  # the file it waited on is gone by now
+        with pytest.raises(BlockingIOError, match="pid"), lock_beside(out, third):
+            pass
+    finally:
+        leave.set()
+        thread.join()
+    assert os.listdir(tmp_path) == []
+
+
 def test_other_corpus_made_meanwhile_is_not_replaced(texts: Path, tmp_path: Path, program_env: dict[str, str]) -> None:
     out = tmp_path / "out"
     with lock_beside(out, pytest.fail):
@@ -191,6 +218,17 @@ def test_other_corpus_made_meanwhile_is_not_replaced(texts: Path, tmp_path: Path
     assert process.returncode == 64
     assert f"--out: {out} holds another corpus ({made.digest}): val_fraction 0.3 there, 0.5 here" in stderr
     assert digest_of(out) == made.digest
+
+
+def test_corpus_that_cannot_be_read_is_not_taken_for_damaged(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(config_of(texts), out)
+    shards = {path: path.read_bytes() for path in out.glob("*.bin")}
+    (out / "meta.json").unlink()
+    (out / "meta.json").symlink_to("/proc/self/mem")  # a regular file whose first byte is an I/O error
+    with pytest.raises(OSError, match="Input/output error"):
+        prepare(config_of(texts), out)
+    assert {path: path.read_bytes() for path in out.glob("*.bin")} == shards
 
 
 LIMITS = ["size=4k", "size=8k", "size=64k", *(f"nr_inodes={n}" for n in (2, 3, 4, 5))]
