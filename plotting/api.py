@@ -223,7 +223,7 @@ def _figure_text(report: Report, command: str) -> FigureText:
         parts.append("Thin: the seeds that go on where others have stopped.")
     bases = [c for c in report.curves if c.is_baseline]
     if len(bases) == 1 and len(bases[0].group.runs) > 1 and any(c.gap is not None for c in report.curves):
-        parts.append(f"Grey: pooled ±1 sd over the seeds of {report.options.baseline}.")
+        parts.append(f"Grey: pooled ±1 sd over {report.options.baseline}'s seeds.")
     if any(run.boundaries for run in runs):
         parts.append("Vertical hairlines: a run resumed.")
     if any(run.overlap is not None and run.overlap.max_abs_dloss > 0 for run in runs):
