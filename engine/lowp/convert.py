@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from engine.config import ConfigError, Problem, RecipeConfig
-from engine.lowp.linear import LowpLinear, LowpState
+from engine.lowp.linear import LowpLinear, LowpOptions, LowpState
 from engine.lowp.scheme import LinearScheme
 
 BLOCK = 32
@@ -38,7 +38,13 @@ def matches(pattern: str, fqn: str, class_name: str) -> bool:
     return pattern == class_name or fnmatch.fnmatchcase(fqn, pattern)
 
 
-def convert(model: nn.Module, recipe: RecipeConfig, *, scheme: LinearScheme | None = None) -> Conversion:
+def convert(
+    model: nn.Module,
+    recipe: RecipeConfig,
+    *,
+    scheme: LinearScheme | None = None,
+    options: LowpOptions | None = None,
+) -> Conversion:
     """Swap the targeted Linear layers of ``model`` in place; Parameters stay the same objects.
 
     ``scheme`` replaces the one of the recipe's switches (used to prove that the swap itself changes nothing).
@@ -79,8 +85,9 @@ def convert(model: nn.Module, recipe: RecipeConfig, *, scheme: LinearScheme | No
             )
     if problems:
         raise ConfigError(problems)
-    state = LowpState(recipe.switches.hadamard)
+    state = LowpState(recipe.switches.hadamard, device=linears[chosen[0]].weight.device)
     for fqn in chosen:
         parent, _, name = fqn.rpartition(".")
-        setattr(model.get_submodule(parent), name, LowpLinear(linears[fqn], fqn=fqn, scheme=scheme, state=state))
+        swapped = LowpLinear(linears[fqn], fqn=fqn, scheme=scheme, state=state, options=options)
+        setattr(model.get_submodule(parent), name, swapped)
     return Conversion(state=state, layers=tuple(chosen), skipped=tuple(f for f in linears if f not in chosen))

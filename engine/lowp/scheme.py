@@ -14,6 +14,9 @@ wgrad  H·dy along M, 1D, SR if ``sr``, clip       H·x along M, 1D, RTN, clip
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 from dataclasses import dataclass
 
 from engine.formats import OperandOptions
@@ -63,6 +66,15 @@ class LinearScheme:
             dgrad_reuses_fprop_w=s.weight_block == "2d",
         )
 
+    def to_text(self) -> str:
+        """Return the scheme as JSON with sorted keys: a hashable name for it, for operators and traces."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> LinearScheme:
+        """Undo :meth:`to_text`."""
+        return _parsed(text)
+
     @property
     def quantised(self) -> dict[str, bool]:
         """Tell for each GEMM whether at least one operand is quantised."""
@@ -71,3 +83,9 @@ class LinearScheme:
             "dgrad": self.dgrad_dy is not None,
             "wgrad": self.wgrad_dy is not None,
         }
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> LinearScheme:
+    values = json.loads(text)
+    return LinearScheme(**{k: OperandOptions(**v) if isinstance(v, dict) else v for k, v in values.items()})
