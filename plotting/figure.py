@@ -155,7 +155,11 @@ class _Layout:
     def _make_ids_unique(self) -> None:
         """Number repeated element ids (equal run ids of two sweeps, several superseded parts of a run) for SVG."""
         seen: dict[str, int] = {}
-        for artist in self.figure.findobj():
+        drawn = [*self.figure.artists, *self.figure.lines, *self.figure.texts]
+        for ax in self.figure.axes:
+            for part in (ax, *ax.child_axes):
+                drawn += [part, *part.lines, *part.collections, *part.texts]
+        for artist in drawn:
             name = artist.get_gid()
             if name is not None:
                 seen[name] = seen.get(name, 0) + 1

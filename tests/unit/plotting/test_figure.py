@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -204,10 +203,9 @@ def test_validation_shows_the_unigram_entropy_and_is_not_flattened_by_the_start(
 
 
 def text_boxes(figure: Figure, preset: Preset) -> dict[str, tuple[float, float, float, float]]:
-    dpi = figure.dpi = PIXELS_PER_INCH
-    renderer = RendererAgg(figure.get_figwidth() * dpi, figure.get_figheight() * dpi, dpi)
+    figure.dpi = PIXELS_PER_INCH
     with rc_context(rc_params(preset)):
-        figure.draw(renderer)
+        figure.draw_without_rendering()
     axes = [*figure.axes, *(child for ax in figure.axes for child in ax.child_axes)]
     ticks = {
         t for ax in axes for axis in (ax.xaxis, ax.yaxis) for t in (*axis.get_major_ticks(), *axis.get_minor_ticks())
@@ -221,7 +219,7 @@ def text_boxes(figure: Figure, preset: Preset) -> dict[str, tuple[float, float, 
     boxes = {}
     for index, text in enumerate(t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()):
         if id(text) not in hidden:
-            box = text.get_window_extent(renderer)
+            box = text.get_window_extent()
             boxes[f"{index}: {text.get_text()}"] = (box.x0, box.y0, box.x1, box.y1)
     return boxes
 
@@ -248,8 +246,8 @@ def test_no_text_lies_on_another_or_leaves_the_page(tmp_path: Path, preset: str,
         assert overlap <= 2 * tolerance, f"{a} | {b}"
 
 
-def test_slides_are_16_by_9_whatever_is_on_them(adventures: Figure, tmp_path: Path) -> None:
-    for recipes in (SIX[:2], list(RECIPES)):
+def test_slides_are_16_by_9_whatever_is_on_them(tmp_path: Path) -> None:
+    for recipes in (SIX[:2], list(RECIPES)[:12]):
         folder = write_sweep(tmp_path / str(len(recipes)), recipes=recipes, seeds=(1,), steps=5)
         figure = figure_of(analyse([folder], recipes=INFOS), "slides")
         assert figure.get_figwidth() / figure.get_figheight() == pytest.approx(16 / 9)
