@@ -113,10 +113,12 @@ def test_killed_while_it_replaced_the_old_corpus_is_back(texts: Path, tmp_path: 
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
-def kill_at_random(folder: Path, env: dict[str, str], kills: int) -> None:
+def kill_at_random(home: Path, env: dict[str, str], kills: int) -> None:
     """Kill prepares at random moments; whatever the moment, the folder is whole or not there."""
+    shutil.copytree(ROOT / "engine", home / "texts")  # a copy: nobody edits it meanwhile
+    folder = home / "folder"
     out = folder / "out"
-    arguments = ["--source", f"{ROOT}/engine/**/*.py", "--val-fraction", "0.2", "--tokenizer", "bpe:500"]
+    arguments = ["--source", f"{home}/texts/**/*.py", "--val-fraction", "0.2", "--tokenizer", "bpe:500"]
     arguments += ["--out", str(out), "--json"]
 
     def finish() -> str:
