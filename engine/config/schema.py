@@ -234,6 +234,11 @@ class RuntimeConfig:
     """Optimizer steps between StepRecords; step 1 and the last step are always logged."""
     tensorboard: bool = True
     """Write event files next to metrics.jsonl."""
+    save_packed: bool = False
+    """Keep wgrad's activations between forward and backward as packed MXFP4 (4.25 bits a value); changes no result."""
+    gemm: Literal["auto", "qdq", "packed"] = "auto"
+    """GEMMs on dequantised values (``qdq``), or on packed operands, which ``auto`` takes where the GPU multiplies MXFP4
+    natively. Like the threads, it changes the order of floating-point sums."""
 
     def __post_init__(self) -> None:
         problems = _at_least(self, 1, "log_every")

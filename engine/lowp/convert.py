@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from engine.config import ConfigError, Problem, RecipeConfig
@@ -38,6 +40,11 @@ def matches(pattern: str, fqn: str, class_name: str) -> bool:
     return pattern == class_name or fnmatch.fnmatchcase(fqn, pattern)
 
 
+def _interprets() -> bool:
+    """Tell whether Triton runs kernels on a CPU, in its interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def convert(
     model: nn.Module,
     recipe: RecipeConfig,
@@ -50,7 +57,8 @@ def convert(
     ``scheme`` replaces the one of the recipe's switches (used to prove that the swap itself changes nothing).
 
     Raises:
-        ConfigError: if no layer matches, a pattern matches nothing, or a layer's size is no multiple of 32.
+        ConfigError: if no layer matches, a pattern matches nothing, a layer's size is no multiple of 32, or a CPU is
+            asked for packed GEMMs.
     """
     scheme = scheme or LinearScheme.from_switches(recipe.switches)
     linears = {fqn: m for fqn, m in model.named_modules() if isinstance(m, nn.Linear)}
@@ -83,9 +91,18 @@ def convert(
                     hint=f'add "{fqn}" to recipe.ignore or change the model\'s sizes',
                 )
             )
+    device = linears[chosen[0]].weight.device if chosen else torch.device("cpu")
+    if options is not None and options.gemm == "packed" and device.type == "cpu" and not _interprets():
+        problems.append(
+            Problem(
+                path=("runtime", "gemm"),
+                message='"packed" needs a GPU; the kernels for packed operands do not run on a CPU',
+                hint="use auto or qdq",
+            )
+        )
     if problems:
         raise ConfigError(problems)
-    state = LowpState(recipe.switches.hadamard, device=linears[chosen[0]].weight.device)
+    state = LowpState(recipe.switches.hadamard, device=device)
     for fqn in chosen:
         parent, _, name = fqn.rpartition(".")
         swapped = LowpLinear(linears[fqn], fqn=fqn, scheme=scheme, state=state, options=options)

@@ -57,7 +57,8 @@ def plan_of(scheme: str, save_packed: bool, packed_gemm: bool) -> Plan:
     wgrad_packed = packed_gemm and s.wgrad_dy is not None and s.wgrad_x is not None
     x_options = s.fprop_x if s.backward_on_fprop_operands else s.wgrad_x
     w_options = s.fprop_w if s.backward_on_fprop_operands or s.dgrad_reuses_fprop_w else None
-    x_saved: Saved = "input" if x_options is None else "packed" if save_packed or wgrad_packed else "values"
+    x_packed = save_packed or (fprop_packed if s.backward_on_fprop_operands else wgrad_packed)
+    x_saved: Saved = "input" if x_options is None else "packed" if x_packed else "values"
     w_saved: Saved = "input" if w_options is None else "packed" if fprop_packed else "values"
     return Plan(
         scheme=s,

@@ -12,6 +12,7 @@ from torch import nn
 
 from engine.config import RunConfig
 from engine.lowp.convert import Conversion, convert
+from engine.lowp.linear import LowpOptions
 
 
 class Recipe:
@@ -20,6 +21,7 @@ class Recipe:
     def __init__(self, config: RunConfig) -> None:
         self.config = config.recipe
         self.seed = config.seed
+        self.options = LowpOptions(save_packed=config.runtime.save_packed, gemm=config.runtime.gemm)
         self.conversion: Conversion | None = None
 
     def on_convert(self, model: nn.Module) -> None:
@@ -29,7 +31,7 @@ class Recipe:
             ConfigError: if the recipe does not fit the model.
         """
         if self.config.switches.elem_format != "none":
-            self.conversion = convert(model, self.config)
+            self.conversion = convert(model, self.config, options=self.options)
 
     @property
     def quantised_layers(self) -> tuple[str, ...]:
