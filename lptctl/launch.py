@@ -19,6 +19,7 @@ from typing import Any
 from engine.config import ConfigError, DataConfig, RunConfig, SweepPaths, canonical_json, dump_run, load_run, to_dict
 from lptctl import snapshot
 from lptctl.console import warn
+from lptctl.enginecall import engine_environment
 from lptctl.errors import LptError, UsageError
 from lptctl.expand import Expansion
 from lptctl.plan import PlanRow, keep_ids, make_plan
@@ -191,7 +192,9 @@ def _prepare_corpora(file: SweepFile, rows: list[PlanRow], sweep: SweepPaths) ->
         argv += ["--val-fraction", repr(data.val_fraction)]
         for source in data.source:
             argv += ["--source", source if source == "stdlib" else resolve_source(source, file.path.parent)]
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=engine_environment()
+        )
         talk = []
         for line in process.stderr or ():
             talk.append(line.rstrip())

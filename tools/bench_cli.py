@@ -92,8 +92,8 @@ def main() -> None:
         "|---|---:|---:|",
         *rows,
         "",
-        f"`lptctl sweep plan --json` of a file that expands to {count:,} runs: {statistics.median(plan_s):.2f} s, median "
-        f"of {len(plan_s)}, start-up included.",
+        f"`lptctl sweep plan --json` of a file that expands to {count:,} runs: {statistics.median(plan_s):.2f} s, "
+        f"median of {len(plan_s)}, start-up included.",
         "",
         f"Targets: ratio at most 1.5 (here {ours / base:.2f}), plan of 10,000 runs under 3 s.",
     ]

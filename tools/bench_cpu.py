@@ -76,7 +76,8 @@ def main() -> None:
         "# Quantise-dequantise on a CPU",
         "",
         f"`make bench-cpu` on {describe_machine()}, torch {torch.__version__}, torchao {torchao.__version__}, "
-        f"{args.threads} threads; {SHAPE[0]}x{SHAPE[1]} values of N(0, 1), medians of {args.rounds} interleaved rounds.",
+        f"{args.threads} threads; {SHAPE[0]}x{SHAPE[1]} values of N(0, 1); medians of {args.rounds} interleaved "
+        "rounds.",
         "Bandwidth counts the tensor read once and written once.",
     ]
     for dtype in (torch.float32, torch.bfloat16):

@@ -98,7 +98,9 @@ def layout_of(shape: torch.Size, options: OperandOptions) -> Layout:
     return Layout(view=view, scales=tuple(scales), axis=axis)
 
 
-def check_call(x: Tensor, options: OperandOptions, key: int | None, transform: Hadamard | None, row_offset: int) -> None:
+def check_call(
+    x: Tensor, options: OperandOptions, key: int | None, transform: Hadamard | None, row_offset: int
+) -> None:
     """Raise for everything wrong with a call but its shape."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"cannot quantise {x.dtype}: convert the tensor to torch.float32 or torch.bfloat16 first")

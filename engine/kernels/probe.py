@@ -24,7 +24,7 @@ class KernelPath:
     """Which implementation serves a device."""
 
     path: Literal["triton", "interpreter", "compiled", "reference"]
-    """``triton``: GPU kernels; ``interpreter``: those in Triton's interpreter; ``compiled``: C; ``reference``: PyTorch."""
+    """``triton``: GPU kernels; ``interpreter``: those in Triton's interpreter; ``compiled``: C; else PyTorch."""
     device: str
     """Device type and, on a GPU, its name."""
     why: str

@@ -70,22 +70,13 @@ def run_engine(arguments: list[str]) -> int:
     The engine is the one next to this package, whatever the current folder holds; the folder itself stays, because
     relative sources start there.
     """
-    import os
     import subprocess
     import sys
-    from pathlib import Path
 
-    import engine
+    from lptctl.enginecall import engine_environment
 
-    home = str(Path(engine.__file__).parent.parent)
-    before = os.environ.get("PYTHONPATH")
-    environment = {
-        **os.environ,
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": home + (os.pathsep + before if before else ""),
-    }
     command = [sys.executable, "-m", "engine.data", *arguments]
-    with subprocess.Popen(command, env=environment) as process:
+    with subprocess.Popen(command, env=engine_environment()) as process:
         while True:
             try:
                 return process.wait()

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from engine.config import RunPaths, SweepPaths, append_event, load_run, read_lines
+from lptctl.enginecall import engine_environment
 from lptctl.errors import FAILED, INTERRUPTED, OK
 from lptctl.plan import PlanRow
 from lptctl.state import RunStatus, State, is_live, read_status
@@ -172,7 +173,7 @@ class LocalPool:
 
 def _child_environment(sweep: SweepPaths, threads: int | None) -> dict[str, str]:
     """Return the environment of an engine process: ours, the sweep's code snapshot first, and its thread count."""
-    env = {**os.environ, "PYTHONPATH": str(sweep.code), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    env = {**engine_environment(sweep.code), "PYTHONUNBUFFERED": "1"}
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     return env

@@ -44,24 +44,25 @@ def test_plan_works_without_torch_and_numpy(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed here')\n")
     argv = [sys.executable, "-m", "lptctl", "sweep", "plan", "sweeps/demo.yaml", "--json"]
     done = subprocess.run(
-        [*argv, "--runs", str(tmp_path / "runs")], capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        [*argv, "--runs", str(tmp_path / "runs")], capture_output=True, text=True, cwd=ROOT,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["runs"]) == 10
+    assert len(json.loads(done.stdout)["runs"]) == 15
 
 
 def test_plan_shows_runs_states_and_counts(tmp_path: Path) -> None:
     done = lptctl("sweep", "plan", "sweeps/demo.yaml", "--runs", str(tmp_path))
     assert done.returncode == 0
-    assert done.stdout.count(" new ") == 10
-    assert "10 runs: 10 to start" in done.stdout
+    assert done.stdout.count(" new ") == 15
+    assert "15 runs: 15 to start" in done.stdout
     assert not list(tmp_path.iterdir())
 
 
 def test_plan_of_many_runs_is_cut_and_says_so(tmp_path: Path) -> None:
     seeds = ",".join(map(str, range(40)))
     args = ("sweep", "plan", "sweeps/demo.yaml", "--runs", str(tmp_path))
-    text = (ROOT / "sweeps" / "demo.yaml").read_text().replace("seed: [1, 2]", f"seed: [{seeds}]")
+    text = (ROOT / "sweeps" / "demo.yaml").read_text().replace("seed: [1, 2, 3]", f"seed: [{seeds}]")
     file = tmp_path / "many.yaml"
     file.write_text(text)
     done = lptctl(*args[:2], str(file), *args[3:])
