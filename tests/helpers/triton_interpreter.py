@@ -21,3 +21,21 @@ if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     interpreter._patch_lang_tensor = _patch_lang_tensor
+
+# A device function called by a kernel patches triton.language once more, which its kernel has done already and which
+# takes most of the interpreter's time. Only the standard library's functions use triton.language.core, patched once.
+_patched: set[int] = set()
+
+
+def _call(self: interpreter.InterpretedFunction, *args: object, **kwargs: object) -> object:
+    names = self.fn.__globals__
+    if id(names) not in _patched and any(value is triton.language.core for value in names.values()):
+        interpreter._patch_lang(self.fn)
+        _patched.add(id(names))
+    try:
+        return self.rewrite()(*args, **kwargs)
+    except Exception as error:
+        raise interpreter.InterpreterError(repr(error)) from error
+
+
+interpreter.InterpretedFunction.__call__ = _call
