@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 SOURCES := $(shell git ls-files 'lptctl/*.py' 'engine/*.py' 'plotting/*.py' 2>/dev/null)
 
-.PHONY: help demo test soak lint format bench-cpu bench-cli operator-table docs-tables constraints clean
+.PHONY: help demo test soak lint format bench-cpu bench-gpu bench-gpu-peers bench-cli operator-table docs-tables constraints clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,12 @@ format: .venv/.dev  ## Apply the house style
 
 bench-cpu: .venv/.dev  ## Quantise-dequantise on this CPU against torchao, interleaved -> docs/benchmarks/cpu-quantise.md
 	$(BIN)/python -m tools.bench_cpu
+
+bench-gpu: .venv/.dev  ## Quantise kernels on this GPU as fractions of its copy bandwidth -> docs/benchmarks/
+	$(BIN)/python -m tools.bench_gpu --check
+
+bench-gpu-peers: .venv/.dev  ## The same beside torchao's compiled to_mx -> docs/benchmarks/
+	$(BIN)/python -m tools.bench_gpu --peers --only quantise
 
 bench-cli: .venv/.dev  ## Start-up of lptctl against a bare typer app, plan of 10,000 runs -> docs/benchmarks/cli.md
 	$(BIN)/python -m tools.bench_cli

@@ -10,6 +10,7 @@ Importing this module imports Triton.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -42,20 +43,34 @@ class Tile:
 INTERPRETER_TILE = Tile(size=256, num_warps=1)
 """The interpreter's cost is a fixed one for an operation of a program, so it gets large tiles."""
 
+TILES: dict[str, Tile] = {
+    "rows": Tile(size=128, num_warps=4),
+    "rows hadamard": Tile(size=64, num_warps=2),
+    "columns": Tile(size=64, num_warps=1),
+    "tiles": Tile(size=64, num_warps=1),
+    "twoway": Tile(size=64, num_warps=1),
+    "expand_rows": Tile(size=128, num_warps=4),
+    "expand_columns": Tile(size=64, num_warps=1),
+}
+"""Tile of a kernel and its options, ``KERNEL [packed] [hadamard] [sr]``; fewer words stand for those with more.
 
-def tile_for(kernel: str, *, sr: bool = False, hadamard: bool = False) -> Tile:
-    """Return the tile of a kernel: ``rows``, ``columns``, ``tiles``, ``twoway``, ``expand_rows``, ``expand_columns``.
+Chosen so that a thread holds eight neighbouring values and a warp all 32 rows of its columns: then amax, noise and
+butterflies need no other warp. ``tools/bench_gpu.py --tiles`` measures the alternatives.
+"""
 
-    Chosen so that a thread holds eight neighbouring values and a warp all 32 rows of its columns: then amax, noise and
-    butterflies need no other warp. See ``tools/bench_gpu.py --tiles`` for the measurement.
-    """
+
+def tile_for(kernel: str, *, packed: bool = False, hadamard: bool = False, sr: bool = False) -> Tile:
+    """Return the tile of a kernel and its options from :data:`TILES`."""
     if INTERPRETED.value:
         return INTERPRETER_TILE
-    if kernel == "rows":
-        return Tile(size=64, num_warps=2) if hadamard else Tile(size=128, num_warps=4)
-    if kernel == "expand_rows":
-        return Tile(size=128, num_warps=4)
-    return Tile(size=64, num_warps=1)
+    words = [word for word, on in (("packed", packed), ("hadamard", hadamard), ("sr", sr)) if on]
+    # The most specific entry wins, a later word before an earlier one.
+    for count in range(len(words), -1, -1):
+        for chosen in itertools.combinations(reversed(words), count):
+            name = " ".join([kernel, *reversed(chosen)])
+            if name in TILES:
+                return TILES[name]
+    raise KeyError(kernel)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -118,7 +133,7 @@ def quantise(x: Tensor, operand: Operand, draw: Draw, out: Tensor, scales: Tenso
     )
     with _on(x.device):
         if along_rows:
-            tile = tile_for("rows", sr=operand.sr, hadamard=stages > 0)
+            tile = tile_for("rows", packed=scales is not None, hadamard=stages > 0, sr=operand.sr)
             blocks = x.numel() // BLOCK_SIZE
             rows_kernel[(-(-blocks // tile.size),)](
                 *pointers, blocks, draw.first // _LANES, _HALF, R=tile.size, **constants, **_options(tile)
@@ -126,7 +141,8 @@ def quantise(x: Tensor, operand: Operand, draw: Draw, out: Tensor, scales: Tenso
             return
         rows, columns = matrix(x.shape, operand.axis, operand.block)
         by_element = bool(columns % _LANES or draw.first % _LANES)
-        tile = tile_for("tiles" if operand.block == "2d" else "columns", sr=operand.sr, hadamard=stages > 0)
+        kind = "tiles" if operand.block == "2d" else "columns"
+        tile = tile_for(kind, packed=scales is not None, hadamard=stages > 0, sr=operand.sr)
         columns_kernel[(rows // BLOCK_SIZE * -(-columns // tile.size),)](
             *pointers,
             columns,
@@ -157,7 +173,9 @@ def quantise_two(
     """
     transform = draws[1].transform
     stages = len(transform.signs) if transform else 0
-    tile = tile_for("twoway", sr=rows_operand.sr or columns_operand.sr, hadamard=stages > 0)
+    tile = tile_for(
+        "twoway", packed=scales[0] is not None, hadamard=stages > 0, sr=rows_operand.sr or columns_operand.sr
+    )
     columns = x.shape[1]
     constants = rows_operand.constants("0") | columns_operand.constants("1")
     constants.pop("ELEMENT0")
