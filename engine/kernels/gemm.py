@@ -55,8 +55,11 @@ class GemmTile:
 
     @classmethod
     def default(cls, *, native: bool) -> GemmTile:
-        """Return the largest shape that spills no register in any layout, as `engine.kernels.lowering` reports it."""
-        return cls() if native else cls(bk=64)
+        """Return a shape that spills no register in any layout, as ``engine.kernels.lowering`` reports it.
+
+        The native one is large, for reuse from shared memory; it has been compiled for gfx950 and sm_100, not timed.
+        """
+        return cls(bn=256, bk=256) if native else cls(bk=64)
 
 
 def transpose(q: MXFP4Tensor) -> MXFP4Tensor:
@@ -215,6 +218,8 @@ def launch(
         SLOTS=triton.next_power_of_2(len(ends) + 1) if ends is not None else 1,
         A_TILED=a.tiled,
         B_TILED=b.tiled,
+        MASK_M=grouped == 1 or m % tile.bm != 0,
+        MASK_N=n % tile.bn != 0,
         MASK_K=grouped == 2 or k % tile.bk != 0,
         BM=tile.bm,
         BN=tile.bn,

@@ -88,6 +88,21 @@ def _tile_of(pid, tiles_m, tiles_n, BAND: tl.constexpr):
 
 
 @triton.jit
+def _load(pointers, outer, inner, MASK_OUTER: tl.constexpr, MASK_K: tl.constexpr):
+    """Load a tile, zeros (code 0 under scale 0 is a zero too) outside of what the flags say must be checked."""
+    if MASK_OUTER:
+        if MASK_K:
+            return tl.load(pointers, mask=outer & inner, other=0)
+        else:
+            return tl.load(pointers, mask=outer, other=0)
+    else:
+        if MASK_K:
+            return tl.load(pointers, mask=inner, other=0)
+        else:
+            return tl.load(pointers)
+
+
+@triton.jit
 def _start(k, PER: tl.constexpr):
     """Return how many bytes or blocks, PER values each, come before k: a 64-bit scalar, zero for a constant k."""
     return (k // PER) * tl.full((), 1, tl.int64)
@@ -126,6 +141,8 @@ def gemm_kernel(
     SLOTS: tl.constexpr,
     A_TILED: tl.constexpr,
     B_TILED: tl.constexpr,
+    MASK_M: tl.constexpr,
+    MASK_N: tl.constexpr,
     MASK_K: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -137,6 +154,7 @@ def gemm_kernel(
 
     GROUPED: 0, dense; 1, rows of A and y in groups that end at ``ends_ptr``, each with its own B; 2, the summed axis
     in groups, each with its own y. Ends are multiples of 32. Strides of packed operands along K count bytes or scales.
+    MASK_M, MASK_N, MASK_K: whether the last tile along an axis can be partly empty.
     """
     tiles_n = tl.cdiv(N, BN)
     k_begin = 0
@@ -162,9 +180,10 @@ def gemm_kernel(
             k_begin = tl.load(ends_ptr + group - 1, mask=group > 0, other=0)
             y_ptr += group.to(tl.int64) * y_stride_g
 
-    # Rows and columns past the edge repeat the last one; they are not stored.
-    m_in = tl.minimum(tl.arange(0, BM), m_end - 1 - m_start)
-    n_in = tl.minimum(tl.arange(0, BN), N - 1 - n_start)
+    m_in = tl.arange(0, BM)
+    n_in = tl.arange(0, BN)
+    m_inside = m_in < m_end - m_start
+    n_inside = n_in < N - n_start
     # Offsets of the tile are 64-bit scalars, those inside it 32-bit.
     a_ptr += m_start.to(tl.int64) * a_stride_m
     b_ptr += n_start.to(tl.int64) * b_stride_n
@@ -181,18 +200,14 @@ def gemm_kernel(
         b_scale_ptrs = b_scale_ptr + b_cols[:, None].to(tl.int64) * b_scale_stride_n
         b_scale_ptrs += _start(k_begin, 32) * b_scale_stride_k + blocks_in[None, :] * b_scale_stride_k
         for k in tl.range(k_begin, k_end, BK, num_stages=STAGES):
-            if MASK_K:  # past the end: code 0 under scale 0, a zero
-                bytes_left = (k_end - k) // 2
-                blocks_left = (k_end - k) // 32
-                a = tl.load(a_ptrs, mask=bytes_in[None, :] < bytes_left, other=0)
-                b = tl.load(b_ptrs, mask=bytes_in[:, None] < bytes_left, other=0)
-                a_scale = tl.load(a_scale_ptrs, mask=blocks_in[None, :] < blocks_left, other=0)
-                b_scale = tl.load(b_scale_ptrs, mask=blocks_in[None, :] < blocks_left, other=0)
-            else:
-                a = tl.load(a_ptrs)
-                b = tl.load(b_ptrs)
-                a_scale = tl.load(a_scale_ptrs)
-                b_scale = tl.load(b_scale_ptrs)
+            blocks_left = (k_end - k) // 32
+            # In whole blocks of 16 bytes, so that the compiler sees that a vector load never straddles the end.
+            a_k, b_k = bytes_in[None, :] < blocks_left * 16, bytes_in[:, None] < blocks_left * 16
+            scale_k = blocks_in[None, :] < blocks_left
+            a = _load(a_ptrs, m_inside[:, None], a_k, MASK_M, MASK_K)
+            b = _load(b_ptrs, n_inside[None, :], b_k, MASK_N, MASK_K)
+            a_scale = _load(a_scale_ptrs, m_inside[:, None], scale_k, MASK_M, MASK_K)
+            b_scale = _load(b_scale_ptrs, n_inside[:, None], scale_k, MASK_N, MASK_K)
             acc = packed_dot(a, a_scale, b, b_scale, acc, NATIVE, DOT)
             a_ptrs += BK // 2 * a_stride_k
             b_ptrs += BK // 2 * b_stride_k
@@ -203,22 +218,15 @@ def gemm_kernel(
         a_ptrs = a_ptr + _start(k_begin, 1) * a_stride_k + m_in[:, None] * a_stride_m + k_in[None, :] * a_stride_k
         b_ptrs = b_ptr + _start(k_begin, 1) * b_stride_k + n_in[None, :] * b_stride_n + k_in[:, None] * b_stride_k
         for k in tl.range(k_begin, k_end, BK, num_stages=STAGES):
-            if MASK_K:
-                a = tl.load(a_ptrs, mask=k_in[None, :] < k_end - k, other=0.0)
-                b = tl.load(b_ptrs, mask=k_in[:, None] < k_end - k, other=0.0)
-            else:
-                a = tl.load(a_ptrs)
-                b = tl.load(b_ptrs)
+            a = _load(a_ptrs, m_inside[:, None], k_in[None, :] < k_end - k, MASK_M, MASK_K)
+            b = _load(b_ptrs, n_inside[None, :], k_in[:, None] < k_end - k, MASK_N, MASK_K)
             acc = tl.dot(a.to(DOT), b.to(DOT), acc, input_precision="ieee")
             a_ptrs += BK * a_stride_k
             b_ptrs += BK * b_stride_k
 
-    m_in = tl.arange(0, BM)
-    n_in = tl.arange(0, BN)
     y_ptr += m_start.to(tl.int64) * y_stride_m + n_start.to(tl.int64) * y_stride_n
     y_ptrs = y_ptr + m_in[:, None] * y_stride_m + n_in[None, :] * y_stride_n
-    inside = (m_in[:, None] < m_end - m_start) & (n_in[None, :] < N - n_start)
-    tl.store(y_ptrs, (acc * ALPHA).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptrs, (acc * ALPHA).to(y_ptr.dtype.element_ty), mask=m_inside[:, None] & n_inside[None, :])
 
 
 @triton.jit

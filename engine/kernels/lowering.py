@@ -44,8 +44,8 @@ class Case:
     """As in the kernel: 0 dense, 1 grouped rows, 2 grouped sum."""
     b_tiled: bool = False
     """B is a weight in 32x32 tiles."""
-    mask_k: bool = False
-    """The summed axis does not end on a whole step, as with 2880 values."""
+    ragged: bool = False
+    """No axis ends on a whole tile, as with 2880 values."""
 
 
 _TILE_FIELDS = ("bm", "bn", "bk", "num_warps", "num_stages")
@@ -56,9 +56,9 @@ CASES = {
     "fprop": Case(unit=_FPROP, b_tiled=True),
     "dgrad": Case(unit=_DGRAD, b_tiled=True),
     "wgrad": Case(unit=_WGRAD),
-    "grouped_fprop": Case(unit=_FPROP, grouped=1, b_tiled=True, mask_k=True),
-    "grouped_dgrad": Case(unit=_DGRAD, grouped=1, b_tiled=True, mask_k=True),
-    "grouped_wgrad": Case(unit=_WGRAD, grouped=2, mask_k=True),
+    "grouped_fprop": Case(unit=_FPROP, grouped=1, b_tiled=True, ragged=True),
+    "grouped_dgrad": Case(unit=_DGRAD, grouped=1, b_tiled=True, ragged=True),
+    "grouped_wgrad": Case(unit=_WGRAD, grouped=2, ragged=True),
 }
 
 
@@ -95,7 +95,9 @@ def compile_gemm(case: Case, target: str, tile: GemmTile) -> Any:
         "SLOTS": 64 if case.grouped else 1,
         "A_TILED": False,
         "B_TILED": case.b_tiled,
-        "MASK_K": case.mask_k,
+        "MASK_M": case.ragged,
+        "MASK_N": case.ragged,
+        "MASK_K": case.ragged,
         "BM": tile.bm,
         "BN": tile.bn,
         "BK": tile.bk,
