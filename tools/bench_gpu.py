@@ -365,8 +365,8 @@ def main() -> int:
         f"# Quantise kernels on one {device}",
         "",
         f"bf16 {rows}x{SHAPE[1]}, torch {torch.__version__}, triton {triton.__version__}; medians of {rounds} "
-        f"interleaved replays of {CALLS} calls. Bytes moved are operands, outputs and scales, each once. bf16 GEMM {GEMM}^3 in the "
-        f"same run: {gemm_tflops(rounds):.0f} TFLOP/s. Bold: below what the project asks for.",
+        f"interleaved replays of {CALLS} calls. Bytes moved are operands, outputs and scales, each once. bf16 GEMM "
+        f"{GEMM}^3 in the same run: {gemm_tflops(rounds):.0f} TFLOP/s. Bold: below what the project asks for.",
         "",
         *table(results),
     ]

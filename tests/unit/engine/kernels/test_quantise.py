@@ -66,9 +66,7 @@ def test_every_transform(axis: int, transform: Any, rounding: Any, clip: Any, dt
 @pytest.mark.parametrize("exponent", [-149, -140, -126, -120, 100, 120, 126])
 def test_the_ends_of_the_range(exponent: int, layout: str) -> None:
     shape, where = LAYOUTS[layout]
-    for dtype, (rounding, clip) in zip(
-        itertools.cycle(DTYPES), itertools.product(("rtn", "sr"), ("none", "static"))
-    ):
+    for dtype, (rounding, clip) in zip(itertools.cycle(DTYPES), itertools.product(("rtn", "sr"), ("none", "static"))):
         options = OperandOptions(rounding=rounding, clip=clip, scale_mode="ceil", **where)
         assert_equals_reference(sample(shape, dtype, exponent=exponent, seed=exponent + 200), options)
 
