@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from engine.formats import make_hadamard, operand_key, step_key
 from engine.formats.options import HadamardKind
-from engine.kernels import DeviceHadamard, combine_key_tensors
+from engine.kernels import DeviceHadamard, combine_key_tensors, kernel_path
 from engine.kernels.hadamard import signed64
 from engine.kernels.mx_units import has_mx_units
 from engine.lowp.ops import GemmCounter, linear
@@ -40,7 +40,9 @@ class LowpOptions:
 
     def packs(self, device: torch.device) -> bool:
         """Tell whether GEMMs on a device take packed operands."""
-        return self.gemm == "packed" or (self.gemm == "auto" and has_mx_units(device))
+        if self.gemm == "auto":
+            return has_mx_units(device) and kernel_path(device).uses_kernels
+        return self.gemm == "packed"
 
 
 class LowpState:
@@ -147,6 +149,7 @@ class LowpLinear(nn.Linear):
         self._scheme_text = scheme.to_text()
         self._layer = state.counter.layer(fqn)
         self._first_key = state.add_layer(fqn)
+        self._packed_gemm = self.options.packs(self.weight.device)
 
     def extra_repr(self) -> str:
         """Show the shape and which GEMMs are quantised."""
@@ -154,9 +157,10 @@ class LowpLinear(nn.Linear):
         return f"{super().extra_repr()}, quantised={'+'.join(on) or 'none'}"
 
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        """Move the shared state along with the weight (``model.to``)."""
+        """Let the shared state and the choice of GEMM follow the weight to another device (``model.to``)."""
         super()._apply(fn, recurse)
         self.state.to(self.weight.device)
+        self._packed_gemm = self.options.packs(self.weight.device)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,7 +179,7 @@ class LowpLinear(nn.Linear):
             state.row_offset,
             training,
             self.options.save_packed,
-            self.options.packs(x.device),
+            self._packed_gemm,
         )[0]
         y = y_MN.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(x.dtype)
