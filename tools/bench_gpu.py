@@ -26,7 +26,8 @@ from torch import Tensor
 
 from engine import formats, kernels
 from engine.formats import SCALE_MODES, OperandOptions, make_hadamard
-from engine.kernels import DeviceHadamard, kernel_path, launch
+from engine.formats.mxfp8 import MXFP8Options
+from engine.kernels import DeviceHadamard, kernel_path, launch, mxfp8
 from tools.gpu_timing import medians_ms
 from tools.machine import write_page
 
@@ -175,7 +176,26 @@ def passes(x: Tensor) -> list[Pass]:
     dequantise("rows", 0.92)
     dequantise("columns", axis=-2)
     dequantise("32x32 tiles", block="2d")
-    return found
+    return found + mxfp8_passes(x)
+
+
+def mxfp8_passes(x: Tensor) -> list[Pass]:
+    """Return the MXFP8 passes."""
+    numel = x.numel()
+    rows, columns = MXFP8Options(), MXFP8Options(axis=-2)
+    packed = mxfp8.quantise(x, rows)
+    eight = (BF16 + FP8 + SCALES) * numel
+    return [
+        Pass(name="QDQ rows, E4M3", run=lambda: mxfp8.qdq(x, rows), moved_bytes=2 * BF16 * numel),
+        Pass(name="QDQ columns, E4M3", run=lambda: mxfp8.qdq(x, columns), moved_bytes=2 * BF16 * numel),
+        Pass(name="two orientations, E4M3", run=lambda: mxfp8.qdq_two(x, rows, columns), moved_bytes=3 * BF16 * numel),
+        Pass(name="quantise rows, E4M3", run=lambda: mxfp8.quantise(x, rows), moved_bytes=eight),
+        Pass(
+            name="quantise rows, E5M2", run=lambda: mxfp8.quantise(x, MXFP8Options(element="e5m2")), moved_bytes=eight
+        ),
+        Pass(name="quantise columns, E4M3", run=lambda: mxfp8.quantise(x, columns), moved_bytes=eight),
+        Pass(name="dequantise rows, E4M3", run=lambda: mxfp8.dequantise(packed, torch.bfloat16), moved_bytes=eight),
+    ]
 
 
 def peers(x: Tensor) -> list[Pass]:

@@ -101,6 +101,10 @@ class Draw:
     """Index of the operand's first element in the logical operand."""
 
 
+NO_DRAW = Draw(key=None, transform=None, first=0)
+"""For operands that are rounded to nearest and not transformed."""
+
+
 def _wide(draw: Draw, elements: int) -> bool:
     """Tell whether a Philox counter may exceed 31 bits."""
     return draw.first + elements >= 1 << 34

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.formats import e2m1, e8m0, scale
+from engine.formats import e2m1, e8m0, mxfp8, scale
+from engine.formats.mxfp8 import MXFP8Options
 from engine.formats.options import OperandOptions
 
 
@@ -26,6 +27,10 @@ class Element:
 
 
 E2M1 = Element(mbits=1, emin=0, top=e2m1.MAX, ebits=2, emax=2)
+FP8 = {
+    "e4m3": Element(mbits=3, emin=-6, top=mxfp8.TOP["e4m3"], ebits=4, emax=mxfp8.EMAX["e4m3"]),
+    "e5m2": Element(mbits=2, emin=-14, top=mxfp8.TOP["e5m2"], ebits=5, emax=mxfp8.EMAX["e5m2"]),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +64,17 @@ class Operand:
             limit=e8m0.MAX_FINITE_CODE,
             sr=options.rounding == "sr",
             clip=options.clip == "static",
+        )
+
+    @classmethod
+    def of_fp8(cls, options: MXFP8Options, ndim: int) -> Operand:
+        """Return the operand of an MXFP8 tensor of ``ndim`` dimensions."""
+        return cls(
+            axis=options.axis % ndim,
+            block=options.block,
+            element=FP8[options.element],
+            bump=mxfp8.bump(options.element, options.scale_mode),
+            limit=mxfp8.LIMIT[options.element],
         )
 
     def constants(self, suffix: str = "") -> dict[str, Any]:

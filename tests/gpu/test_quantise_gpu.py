@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from engine import formats, kernels
-from engine.formats import SCALE_MODES, OperandOptions, combine_keys, make_hadamard, operand_key, step_key
+from engine.formats import SCALE_MODES, OperandOptions, combine_keys, make_hadamard, mxfp8, operand_key, step_key
+from engine.formats.mxfp8 import MXFP8Options
 from engine.kernels import DeviceHadamard, combine_key_tensors, kernel_path, launch
 from engine.kernels.hadamard import key_number, key_tensor
 from tests.helpers.quantise import (
     KEY,
     assert_equals_reference,
+    assert_mxfp8_equals_reference,
+    assert_mxfp8_two_equal_reference,
     assert_two_equal_reference,
     noise_and_transform,
     same_bits,
@@ -102,6 +105,24 @@ def test_two_orientations(rows: OperandOptions, columns: OperandOptions, dtype: 
     x = sample((320, 2880), dtype)
     x[40, 3], x[2, 200] = float("nan"), float("inf")
     assert_two_equal_reference(x.to(GPU), rows, columns, row_offset=7)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", mxfp8.SCALE_MODES)
+@pytest.mark.parametrize("element", mxfp8.ELEMENTS)
+def test_mxfp8(element: Any, mode: Any, layout: str) -> None:
+    shape, where = LAYOUTS[layout]
+    options = MXFP8Options(element=element, scale_mode=mode, **where)
+    for dtype, out_dtype, exponent in itertools.product(DTYPES, DTYPES, (-149, -126, 0, 126)):
+        x = sample(shape, dtype, exponent=exponent)
+        x.view(-1)[7] = float("nan")
+        assert_mxfp8_equals_reference(x.to(GPU), options, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("element", mxfp8.ELEMENTS)
+def test_mxfp8_in_two_orientations(element: Any) -> None:
+    rows, columns = MXFP8Options(element=element), MXFP8Options(element=element, axis=-2)
+    assert_mxfp8_two_equal_reference(sample((320, 2880), torch.bfloat16).to(GPU), rows, columns)
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from engine import formats, kernels
 from engine.formats import OperandOptions, make_hadamard
+from engine.formats import mxfp8 as reference_mxfp8
+from engine.formats.mxfp8 import MXFP8Options
+from engine.kernels import mxfp8
 
 KEY = 0xFEDCBA9876543210
 
@@ -99,3 +102,27 @@ def assert_two_equal_reference(
         reference = formats.quantise(on_cpu, options, row_offset=row_offset, **own)
         assert torch.equal(got.codes.cpu(), reference.codes)
         assert torch.equal(got.scales.cpu(), reference.scales)
+
+
+def assert_mxfp8_equals_reference(x: Tensor, options: MXFP8Options, *, out_dtype: torch.dtype | None = None) -> None:
+    """Check MXFP8 qdq, quantise and dequantise of x (on its device) against the reference on the CPU."""
+    on_cpu = x.cpu()
+    expected, count = reference_mxfp8.qdq(on_cpu, options, out_dtype=out_dtype)
+    values, counted = mxfp8.qdq(x, options, out_dtype=out_dtype)
+    assert same_bits(values.cpu(), expected)
+    assert counted.item() == count.item()
+    reference = reference_mxfp8.quantise(on_cpu, options)
+    q = mxfp8.quantise(x, options)
+    assert (q.axis, q.block, q.elements.dtype) == (reference.axis, reference.block, reference.elements.dtype)
+    assert torch.equal(q.scales.cpu(), reference.scales)
+    assert torch.equal(q.elements.cpu().view(torch.uint8), reference.elements.view(torch.uint8))
+    assert same_bits(mxfp8.dequantise(q, out_dtype or x.dtype).cpu(), expected)
+
+
+def assert_mxfp8_two_equal_reference(x: Tensor, rows: MXFP8Options, columns: MXFP8Options) -> None:
+    """Check MXFP8 qdq_two of a matrix against two calls of the reference."""
+    *values, counted = mxfp8.qdq_two(x, rows, columns)
+    expected = [reference_mxfp8.qdq(x.cpu(), options) for options in (rows, columns)]
+    for got, (wanted, _) in zip(values, expected, strict=True):
+        assert same_bits(got.cpu(), wanted)
+    assert counted.item() == sum(count.item() for _, count in expected)
