@@ -97,8 +97,10 @@ def qdq(
     layout = mxfp4.layout_of(x.shape, options)
     dtype = out_dtype or x.dtype
     mxfp4.check_output(dtype)
-    if x.numel() == 0 or not kernel_path(x.device).uses_kernels:
-        values, count = cpu.qdq(
+    path = kernel_path(x.device)
+    if x.numel() == 0 or not path.uses_kernels:
+        run = cpu.qdq if path.path == "compiled" else mxfp4.qdq
+        values, count = run(
             x,
             options,
             key=_host_key(key),
