@@ -101,7 +101,7 @@ def _pick_device(config: RunConfig) -> Any:
 def _train(config: RunConfig, paths: RunPaths, attempt: int) -> int:
     import torch
 
-    from engine.kernels.cpu import describe_path
+    from engine.kernels import kernel_path
     from engine.trainer import NONFINITE, NonFiniteError, Trainer
 
     for path in (paths.metrics, paths.events):
@@ -120,7 +120,7 @@ def _train(config: RunConfig, paths: RunPaths, attempt: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(signum, request_stop)
     trainer.resume()
-    quantiser = describe_path() if trainer.recipe.quantised_layers else "nothing is quantised"
+    quantiser = kernel_path(device).why if trainer.recipe.quantised_layers else "nothing is quantised"
     trainer.event(
         "started",
         pid=os.getpid(),
