@@ -22,7 +22,7 @@ from engine.formats.options import HadamardKind
 from engine.kernels import DeviceHadamard, combine_key_tensors, kernel_path
 from engine.kernels.hadamard import signed64
 from engine.kernels.mx_units import has_mx_units
-from engine.lowp.ops import GemmCounter, linear
+from engine.lowp.ops import GemmCounter, apply_linear
 from engine.lowp.scheme import LinearScheme
 
 _SR_OPERANDS = ("dgrad_dy", "wgrad_dy")
@@ -167,7 +167,7 @@ class LowpLinear(nn.Linear):
         """Return x·wᵀ + bias for x [..., K] in the compute dtype; the result is [..., N]."""
         state = self.state
         training = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        y_MN = linear(
+        y_MN = apply_linear(
             x.reshape(-1, self.in_features),
             self.weight.to(x.dtype),
             state.tally if training else state.tally.detach(),
@@ -180,6 +180,6 @@ class LowpLinear(nn.Linear):
             training,
             self.options.save_packed,
             self._packed_gemm,
-        )[0]
+        )
         y = y_MN.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(x.dtype)

@@ -12,7 +12,8 @@ import tests.helpers.triton_interpreter  # noqa: F401  (first: it decides how ke
 from engine.config import ConfigError, RecipeConfig, from_dict, resolve_recipe
 from engine.lowp.convert import convert
 from engine.lowp.linear import LowpLinear, LowpOptions, LowpState
-from engine.lowp.ops import GemmCounter, linear, plan_of
+from engine.lowp.operands import plan_of
+from engine.lowp.ops import GemmCounter, linear
 from engine.lowp.scheme import LinearScheme
 from engine.models.common import rope_table
 from engine.models.llama3 import TransformerBlock
