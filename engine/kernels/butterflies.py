@@ -1,9 +1,9 @@
 """Hadamard-32 on the device, in the order of operations of ``engine.formats.hadamard``.
 
 A stage gathers z[j] = x[p(j)], adds and subtracts over strides 1, 2, 4, 8, 16, multiplies by the signed 1/√32 and
-scatters to y[p(i)]. The kernels gather the first stage and scatter the last one by addressing memory where they can;
-between the stages of the triple transform one gather does both: position j of the next stage is position
-inverse(p)[p'(j)] of the last.
+scatters to y[p(i)]. The kernels gather the first stage and scatter the last one by addressing memory; between the
+stages of the triple transform one gather does both: position j of the next stage is position inverse(p)[p'(j)] of the
+last.
 """
 
 from __future__ import annotations
@@ -20,15 +20,6 @@ def _butterfly_rows(x, COLS: tl.constexpr):
         pairs = tl.permute(tl.reshape(x, (16 >> k, 2, 1 << k, COLS)), (0, 2, 3, 1))
         a, b = tl.split(pairs)
         x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 3, 1, 2)), (32, COLS))
-    return x
-
-
-@triton.jit
-def _butterfly_last(x, ROWS: tl.constexpr):
-    for k in tl.static_range(5):
-        pairs = tl.permute(tl.reshape(x, (ROWS, 16 >> k, 2, 1 << k)), (0, 1, 3, 2))
-        a, b = tl.split(pairs)
-        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (ROWS, 32))
     return x
 
 
@@ -54,22 +45,4 @@ def hadamard_rows(x, permutation_ptr, sign_ptr, COLS: tl.constexpr, STAGES: tl.c
             x = tl.gather(x, tl.broadcast_to(source[:, None], (32, COLS)), axis=0)
         factor = tl.load(sign_ptr + 32 * stage + i) * _SCALE
         x = _butterfly_rows(x, COLS) * factor[:, None]
-    return x
-
-
-@triton.jit
-def hadamard_last(x, permutation_ptr, sign_ptr, ROWS: tl.constexpr, STAGES: tl.constexpr, PERMUTED: tl.constexpr):
-    """Transform fp32 x [ROWS, 32] along axis 1; x and the result in natural order."""
-    i = tl.arange(0, 32)
-    for stage in tl.static_range(STAGES):
-        if PERMUTED:
-            source = tl.load(permutation_ptr + 32 * stage + i)
-            if stage > 0:
-                source = tl.gather(inverse(tl.load(permutation_ptr + 32 * (stage - 1) + i)), source, axis=0)
-            x = tl.gather(x, tl.broadcast_to(source[None, :], (ROWS, 32)), axis=1)
-        factor = tl.load(sign_ptr + 32 * stage + i) * _SCALE
-        x = _butterfly_last(x, ROWS) * factor[None, :]
-    if PERMUTED:
-        source = inverse(tl.load(permutation_ptr + 32 * (STAGES - 1) + i))
-        x = tl.gather(x, tl.broadcast_to(source[None, :], (ROWS, 32)), axis=1)
     return x

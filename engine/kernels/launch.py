@@ -24,6 +24,7 @@ from engine.kernels.hadamard import DeviceHadamard
 from engine.kernels.numerics import INTERPRETED
 from engine.kernels.oneway import columns_kernel, rows_kernel
 from engine.kernels.operand import Operand
+from engine.kernels.rotated_rows import rotated_rows_kernel
 from engine.kernels.twoway import twoway_kernel
 
 _HALF = 32
@@ -137,9 +138,16 @@ def quantise(x: Tensor, operand: Operand, draw: Draw, out: Tensor, scales: Tenso
     )
     with _on(x.device):
         if along_rows:
-            tile = tile_for("rows", packed=scales is not None, hadamard=stages > 0, sr=operand.sr)
             blocks = x.numel() // BLOCK_SIZE
-            rows_kernel[(-(-blocks // tile.size),)](
+            tile = tile_for("rows", packed=scales is not None, hadamard=stages > 0, sr=operand.sr)
+            if stages:
+                kernel = rotated_rows_kernel
+                constants["FULL"] = blocks % tile.size == 0
+            else:
+                kernel = rows_kernel
+                del constants["STAGES"], constants["PERMUTED"]
+                pointers = pointers[:5]
+            kernel[(-(-blocks // tile.size),)](
                 *pointers, blocks, draw.first // _LANES, _HALF, R=tile.size, **constants, **_options(tile)
             )
             return

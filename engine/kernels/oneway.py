@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.butterflies import hadamard_last, hadamard_rows, inverse
+from engine.kernels.butterflies import hadamard_rows, inverse
 from engine.kernels.noise import element_noise, group_noise, load_key
 from engine.kernels.numerics import (
     amax,
@@ -66,8 +66,6 @@ def rows_kernel(
     scale_ptr,
     count_ptr,
     key_ptr,
-    permutation_ptr,
-    sign_ptr,
     blocks,
     first,
     half,
@@ -76,8 +74,6 @@ def rows_kernel(
     ELEMENT: tl.constexpr,
     SR: tl.constexpr,
     CLIP: tl.constexpr,
-    STAGES: tl.constexpr,
-    PERMUTED: tl.constexpr,
     PACK: tl.constexpr,
     WIDE: tl.constexpr,
     TOP_OUT: tl.constexpr,
@@ -89,8 +85,6 @@ def rows_kernel(
     inside = element < left * 32
     flat = tl.load(x_ptr + start * 32 + element, mask=inside, other=0.0)
     x = widen(tl.reshape(flat, (R, 32)))
-    if STAGES > 0:
-        x = hadamard_last(x, permutation_ptr, sign_ptr, R, STAGES, PERMUTED)
     top = amax(x, 1)
     if not PACK:
         count_nonfinite(count_ptr, top, (R,))

@@ -14,6 +14,7 @@ _KEY = 0x0123456789ABCDEF
 _OPTIONS = {
     "rows": OperandOptions(),
     "rows with stochastic rounding": OperandOptions(rounding="sr"),
+    "rows with Hadamard": OperandOptions(hadamard="random"),
     "columns": OperandOptions(axis=-2),
     "columns with Hadamard and stochastic rounding": OperandOptions(axis=-2, rounding="sr", hadamard="random"),
     "tiles": OperandOptions(block="2d"),

@@ -48,7 +48,7 @@ def test_the_interpreter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPTCTL_KERNELS", "triton")
     found = kernel_path("cpu")
     assert found.path == "interpreter"
-    assert "interpreter runs the kernels, and 10 small cases equal the reference bit for bit" in found.why
+    assert "interpreter runs the kernels, and 12 small cases equal the reference bit for bit" in found.why
 
 
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
