@@ -26,7 +26,8 @@ def expand_rows_kernel(
     row = tl.arange(0, R)
     scale = scale_value(tl.load(scale_ptr + start + row, mask=row < left, other=0).to(tl.int32))
     PER_BLOCK: tl.constexpr = 16 if ELEMENT[0] == 1 else 32
-    byte = tl.arange(0, R * PER_BLOCK)
+    # As many as give a thread eight values: wider loads would need an exchange between threads.
+    byte = tl.max_contiguous(tl.arange(0, R * PER_BLOCK), PER_BLOCK // 4)
     codes = tl.load(code_ptr + start * PER_BLOCK + byte, mask=byte < left * PER_BLOCK, other=0).to(tl.int32)
     if ELEMENT[0] == 1:
         codes = tl.join(codes & 15, codes >> 4)

@@ -99,7 +99,8 @@ def rows_kernel(
         row = tl.arange(0, R)
         tl.store(scale_ptr + start + row, scale_byte(code, top), mask=row < left)
         if ELEMENT[0] == 1:
-            byte = tl.arange(0, R * 16)
+            # Four bytes a thread, the codes of its eight values: wider stores would need an exchange between threads.
+            byte = tl.max_contiguous(tl.arange(0, R * 16), 4)
             packed = tl.reshape(pack_last(rounded, x, top[:, None], SR, R, 32), (R * 16,))
             tl.store(out_ptr + start * 16 + byte, packed, mask=byte < left * 16)
         else:
