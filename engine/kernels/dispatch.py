@@ -115,7 +115,7 @@ def qdq(
     count = torch.zeros((), dtype=torch.int64, device=x.device) if counter is None else counter
     operand = Operand.of(options, x.ndim)
     assert operand.axis == layout.axis
-    launch.quantise(x.detach().contiguous(), operand, _draw(x, key, transform, row_offset), out, None, count)
+    launch.quantise(x.detach().contiguous(), operand, _draw(x, key, transform, row_offset), out, None, count).run()
     return out, count
 
 
@@ -134,7 +134,7 @@ def quantise(
     packed = _empty_packed(x, options, layout)
     operand = Operand.of(options, x.ndim)
     draw = _draw(x, key, transform, row_offset)
-    launch.quantise(x.detach().contiguous(), operand, draw, packed.codes, packed.scales, None)
+    launch.quantise(x.detach().contiguous(), operand, draw, packed.codes, packed.scales, None).run()
     return packed
 
 
@@ -166,7 +166,7 @@ def dequantise(q: MXFP4Tensor, dtype: torch.dtype) -> Tensor:
 
     operand = Operand.of(OperandOptions(block=q.block, axis=q.axis, clip=q.clip), len(q.shape))
     out = torch.empty(q.shape, dtype=dtype, device=q.codes.device)
-    launch.dequantise(q.codes.contiguous(), q.scales.contiguous(), q.shape, operand, out)
+    launch.dequantise(q.codes.contiguous(), q.scales.contiguous(), q.shape, operand, out).run()
     return out
 
 
@@ -247,7 +247,7 @@ def qdq_two(
         outs,
         (None, None),
         counts,
-    )
+    ).run()
     return *outs, _added(counter, counts.sum())
 
 
@@ -283,5 +283,5 @@ def quantise_two(
         (by_rows.codes, by_columns.codes),
         (by_rows.scales, by_columns.scales),
         torch.zeros(2, dtype=torch.int64, device=x.device),
-    )
+    ).run()
     return by_rows, by_columns

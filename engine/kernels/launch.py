@@ -1,4 +1,4 @@
-"""From a tensor and its options to a kernel launch: shapes, constants, tiles.
+"""From a tensor and its options to a kernel launch: shapes, constants, tiles. Nothing here starts a kernel.
 
 Every case is one matrix [M, K] for the kernels. Blocks along the last dimension: its rows of 32 values. Blocks along
 another: the dimensions up to it are the rows, those behind it the columns. 32x32 tiles: all but the last dimension are
@@ -74,13 +74,32 @@ def tile_for(kernel: str, *, packed: bool = False, hadamard: bool = False, sr: b
     raise KeyError(kernel)
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A kernel with everything it is started with."""
 
+    kernel: Any
+    """The Triton function."""
+    programs: int
+    """Size of the grid."""
+    arguments: tuple[Any, ...]
+    """Tensors and numbers, in the order of the kernel's parameters."""
+    constants: dict[str, Any]
+    """Compile-time constants."""
+    num_warps: int
+    """Warps of a program."""
 
-def _options(tile: Tile) -> dict[str, Any]:
-    # Contracting a + b·c would skip a rounding of the definition; where the kernels want it they say fma.
-    return {"num_warps": tile.num_warps, "enable_fp_fusion": False}
+    def run(self) -> None:
+        """Start it on the device of the first tensor."""
+        device = self.arguments[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            self.kernel[(self.programs,)](*self.arguments, **self.constants, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options."""
+        # Contracting a + b·c would skip a rounding of the definition; where the kernels want it they say fma.
+        return {"num_warps": self.num_warps, "enable_fp_fusion": False}
 
 
 def matrix(shape: torch.Size, axis: int, block: str) -> tuple[int, int]:
@@ -111,63 +130,78 @@ def _wide(draw: Draw, elements: int) -> bool:
     return draw.first + elements >= 1 << 34
 
 
-def quantise(x: Tensor, operand: Operand, draw: Draw, out: Tensor, scales: Tensor | None, count: Tensor | None) -> None:
+def _long(columns: int) -> bool:
+    """Tell whether 32 rows exceed 2^31 values."""
+    return BLOCK_SIZE * columns >= 1 << 31
+
+
+def _blocks_of(elements: int, tile: Tile) -> int:
+    """Return the number of programs that take ``tile.size`` rows of 32 values each."""
+    return -(-(elements // BLOCK_SIZE) // tile.size)
+
+
+def _columns_of(rows: int, columns: int, tile: Tile) -> int:
+    """Return the number of programs that take 32 rows and ``tile.size`` columns each."""
+    return rows // BLOCK_SIZE * -(-columns // tile.size)
+
+
+def quantise(
+    x: Tensor, operand: Operand, draw: Draw, out: Tensor, scales: Tensor | None, count: Tensor | None
+) -> Launch:
     """Quantise contiguous, non-empty x into ``out``: packed codes if ``scales`` is given, else dequantised values.
 
     ``count`` (int64, 0-dim) is increased by the number of non-finite blocks; only read without ``scales``.
     """
     transform = draw.transform
-    along_rows = operand.block == "1d" and operand.axis == x.ndim - 1
     stages = len(transform.signs) if transform else 0
+    kind = "rows" if operand.block == "1d" and operand.axis == x.ndim - 1 else "columns"
+    tile = tile_for(
+        "tiles" if operand.block == "2d" else kind, packed=scales is not None, hadamard=stages > 0, sr=operand.sr
+    )
+    rows, columns = matrix(x.shape, operand.axis, operand.block)
+    by_element = bool(columns % _LANES or draw.first % _LANES)
     constants = {
         **operand.constants(),
-        "STAGES": stages,
-        "PERMUTED": transform is not None and transform.kind != "fixed",
         "PACK": scales is not None,
         "WIDE": _wide(draw, x.numel()),
         "TOP_OUT": torch.finfo(out.dtype).max if out.dtype.is_floating_point else 0.0,
     }
+    if kind == "columns" or stages:
+        constants |= {"STAGES": stages, "PERMUTED": transform is not None and transform.kind != "fixed"}
     pointers = (
         x,
         out,
         out if scales is None else scales,
         x if count is None else count,
         x if draw.key is None else draw.key,
-        x if transform is None else transform.permutation,
-        x if transform is None else transform.signs,
     )
-    with _on(x.device):
-        if along_rows:
-            blocks = x.numel() // BLOCK_SIZE
-            tile = tile_for("rows", packed=scales is not None, hadamard=stages > 0, sr=operand.sr)
-            if stages:
-                kernel = rotated_rows_kernel
-                constants["FULL"] = blocks % tile.size == 0
-            else:
-                kernel = rows_kernel
-                del constants["STAGES"], constants["PERMUTED"]
-                pointers = pointers[:5]
-            kernel[(-(-blocks // tile.size),)](
-                *pointers, blocks, draw.first // _LANES, _HALF, R=tile.size, **constants, **_options(tile)
-            )
-            return
-        rows, columns = matrix(x.shape, operand.axis, operand.block)
-        by_element = bool(columns % _LANES or draw.first % _LANES)
-        kind = "tiles" if operand.block == "2d" else "columns"
-        tile = tile_for(kind, packed=scales is not None, hadamard=stages > 0, sr=operand.sr)
-        columns_kernel[(rows // BLOCK_SIZE * -(-columns // tile.size),)](
-            *pointers,
-            columns,
-            draw.first if by_element else draw.first // _LANES,
-            _HALF,
-            C=tile.size,
-            BY_ELEMENT=by_element,
-            TILED=operand.block == "2d",
-            PACK_ROWS=operand.axis != x.ndim - 1,
-            LONG=BLOCK_SIZE * columns >= 1 << 31,
-            **constants,
-            **_options(tile),
+    stage_pointers = (x, x) if transform is None else (transform.permutation, transform.signs)
+    first = draw.first if by_element else draw.first // _LANES
+    if kind == "rows":
+        blocks = x.numel() // BLOCK_SIZE
+        if stages:
+            constants["FULL"] = blocks % tile.size == 0
+        return Launch(
+            kernel=rotated_rows_kernel if stages else rows_kernel,
+            programs=_blocks_of(x.numel(), tile),
+            arguments=(*pointers, *(stage_pointers if stages else ()), blocks, first, _HALF),
+            constants=constants | {"R": tile.size},
+            num_warps=tile.num_warps,
         )
+    constants |= {
+        "C": tile.size,
+        "BY_ELEMENT": by_element,
+        "TILED": operand.block == "2d",
+        "PACK_ROWS": operand.axis != x.ndim - 1,
+        "LONG": _long(columns),
+    }
+    return Launch(
+        kernel=columns_kernel,
+        programs=_columns_of(rows, columns, tile),
+        arguments=(*pointers, *stage_pointers, columns, first, _HALF),
+        constants=constants,
+        num_warps=tile.num_warps,
+    )
 
 
 def quantise_two(
@@ -178,75 +212,67 @@ def quantise_two(
     outs: tuple[Tensor, Tensor],
     scales: tuple[Tensor | None, Tensor | None],
     count: Tensor,
-) -> None:
+) -> Launch:
     """Quantise contiguous, non-empty x [M, K], multiples of 32, along K and along M in one pass.
 
     ``count`` is int64 [2]. The transform of ``draws[1]`` is applied along M; ``draws[0]`` must have none.
     """
     transform = draws[1].transform
-    stages = len(transform.signs) if transform else 0
-    tile = tile_for(
-        "twoway", packed=scales[0] is not None, hadamard=stages > 0, sr=rows_operand.sr or columns_operand.sr
-    )
-    columns = x.shape[1]
+    sr = rows_operand.sr or columns_operand.sr
+    tile = tile_for("twoway", packed=scales[0] is not None, hadamard=transform is not None, sr=sr)
+    rows, columns = x.shape
     constants = rows_operand.constants("0") | columns_operand.constants("1")
-    constants.pop("ELEMENT0")
-    with _on(x.device):
-        twoway_kernel[(len(x) // BLOCK_SIZE * -(-columns // tile.size),)](
-            x,
-            outs[0],
-            outs[0] if scales[0] is None else scales[0],
-            x if draws[0].key is None else draws[0].key,
-            outs[1],
-            outs[1] if scales[1] is None else scales[1],
-            x if draws[1].key is None else draws[1].key,
-            count,
-            x if transform is None else transform.permutation,
-            x if transform is None else transform.signs,
-            columns,
-            draws[0].first // _LANES,
-            _HALF,
-            C=tile.size,
-            ELEMENT=constants.pop("ELEMENT1"),
-            PACK0=scales[0] is not None,
-            PACK1=scales[1] is not None,
-            STAGES=stages,
-            PERMUTED=transform is not None and transform.kind != "fixed",
-            WIDE=_wide(draws[0], x.numel()),
-            LONG=BLOCK_SIZE * columns >= 1 << 31,
-            TOP_OUT=max((torch.finfo(o.dtype).max for o in outs if o.dtype.is_floating_point), default=0.0),
-            **constants,
-            **_options(tile),
-        )
-
-
-def dequantise(codes: Tensor, scales: Tensor, shape: torch.Size, operand: Operand, out: Tensor) -> None:
-    """Dequantise contiguous codes and scales into contiguous, non-empty ``out`` of the logical ``shape``."""
-    constants = operand.constants()
-    constants = {
-        "ELEMENT": constants["ELEMENT"],
-        "CLIP": constants["CLIP"],
-        "TOP_OUT": torch.finfo(out.dtype).max,
+    constants["ELEMENT"] = constants.pop("ELEMENT0")
+    del constants["ELEMENT1"]
+    constants |= {
+        "C": tile.size,
+        "PACK0": scales[0] is not None,
+        "PACK1": scales[1] is not None,
+        "STAGES": len(transform.signs) if transform else 0,
+        "PERMUTED": transform is not None and transform.kind != "fixed",
+        "WIDE": _wide(draws[0], x.numel()),
+        "LONG": _long(columns),
+        "TOP_OUT": max((torch.finfo(o.dtype).max for o in outs if o.dtype.is_floating_point), default=0.0),
     }
-    with _on(out.device):
-        if operand.block == "1d" and operand.axis == len(shape) - 1:
-            tile = tile_for("expand_rows")
-            blocks = out.numel() // BLOCK_SIZE
-            expand_rows_kernel[(-(-blocks // tile.size),)](
-                codes, scales, out, blocks, R=tile.size, **constants, **_options(tile)
-            )
-            return
-        rows, columns = matrix(shape, operand.axis, operand.block)
-        tile = tile_for("expand_columns")
-        expand_columns_kernel[(rows // BLOCK_SIZE * -(-columns // tile.size),)](
-            codes,
-            scales,
-            out,
-            columns,
-            C=tile.size,
-            TILED=operand.block == "2d",
-            PACK_ROWS=operand.axis != len(shape) - 1,
-            LONG=BLOCK_SIZE * columns >= 1 << 31,
-            **constants,
-            **_options(tile),
+    operands = [
+        (out, out if scale is None else scale, x if draw.key is None else draw.key)
+        for out, scale, draw in zip(outs, scales, draws, strict=True)
+    ]
+    stage_pointers = (x, x) if transform is None else (transform.permutation, transform.signs)
+    return Launch(
+        kernel=twoway_kernel,
+        programs=_columns_of(rows, columns, tile),
+        arguments=(x, *operands[0], *operands[1], count, *stage_pointers, columns, draws[0].first // _LANES, _HALF),
+        constants=constants,
+        num_warps=tile.num_warps,
+    )
+
+
+def dequantise(codes: Tensor, scales: Tensor, shape: torch.Size, operand: Operand, out: Tensor) -> Launch:
+    """Dequantise contiguous codes and scales into contiguous, non-empty ``out`` of the logical ``shape``."""
+    constants = {name: value for name, value in operand.constants().items() if name in ("ELEMENT", "CLIP")}
+    constants["TOP_OUT"] = torch.finfo(out.dtype).max
+    if operand.block == "1d" and operand.axis == len(shape) - 1:
+        tile = tile_for("expand_rows")
+        return Launch(
+            kernel=expand_rows_kernel,
+            programs=_blocks_of(out.numel(), tile),
+            arguments=(codes, scales, out, out.numel() // BLOCK_SIZE),
+            constants=constants | {"R": tile.size},
+            num_warps=tile.num_warps,
         )
+    rows, columns = matrix(shape, operand.axis, operand.block)
+    tile = tile_for("expand_columns")
+    constants |= {
+        "C": tile.size,
+        "TILED": operand.block == "2d",
+        "PACK_ROWS": operand.axis != len(shape) - 1,
+        "LONG": _long(columns),
+    }
+    return Launch(
+        kernel=expand_columns_kernel,
+        programs=_columns_of(rows, columns, tile),
+        arguments=(codes, scales, out, columns),
+        constants=constants,
+        num_warps=tile.num_warps,
+    )

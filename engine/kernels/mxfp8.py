@@ -25,7 +25,7 @@ def qdq(x: Tensor, options: MXFP8Options, *, out_dtype: torch.dtype | None = Non
 
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     count = torch.zeros((), dtype=torch.int64, device=x.device)
-    launch.quantise(x.detach().contiguous(), Operand.of_fp8(options, x.ndim), launch.NO_DRAW, out, None, count)
+    launch.quantise(x.detach().contiguous(), Operand.of_fp8(options, x.ndim), launch.NO_DRAW, out, None, count).run()
     return out, count
 
 
@@ -40,7 +40,7 @@ def quantise(x: Tensor, options: MXFP8Options) -> MXFP8Tensor:
     elements = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     scales = torch.empty(layout.scales, dtype=torch.uint8, device=x.device)
     operand = Operand.of_fp8(options, x.ndim)
-    launch.quantise(x.detach().contiguous(), operand, launch.NO_DRAW, elements, scales, None)
+    launch.quantise(x.detach().contiguous(), operand, launch.NO_DRAW, elements, scales, None).run()
     return MXFP8Tensor(
         elements=elements.view(mxfp8.DTYPES[options.element]), scales=scales, axis=layout.axis, block=options.block
     )
@@ -64,7 +64,7 @@ def dequantise(q: MXFP8Tensor, dtype: torch.dtype) -> Tensor:
     name = next(name for name, kind in mxfp8.DTYPES.items() if kind == q.elements.dtype)
     operand = Operand.of_fp8(MXFP8Options(element=name, block=q.block, axis=q.axis), len(shape))
     out = torch.empty(shape, dtype=dtype, device=q.elements.device)
-    launch.dequantise(q.elements.contiguous().view(torch.uint8), q.scales.contiguous(), shape, operand, out)
+    launch.dequantise(q.elements.contiguous().view(torch.uint8), q.scales.contiguous(), shape, operand, out).run()
     return out
 
 
@@ -103,5 +103,5 @@ def qdq_two(
     count = torch.zeros(2, dtype=torch.int64, device=x.device)
     operands = Operand.of_fp8(rows, 2), Operand.of_fp8(columns, 2)
     draws = launch.NO_DRAW, launch.NO_DRAW
-    launch.quantise_two(x.detach().contiguous(), *operands, draws, outs, (None, None), count)
+    launch.quantise_two(x.detach().contiguous(), *operands, draws, outs, (None, None), count).run()
     return *outs, count.sum()
