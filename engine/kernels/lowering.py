@@ -10,25 +10,16 @@ import argparse
 import dataclasses
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from engine.kernels.assembly import TARGETS, resources
 from engine.kernels.gemm import GemmTile
 from engine.kernels.gemm_kernel import gemm_kernel
-
-TARGETS = {
-    "hip:gfx950": GPUTarget("hip", "gfx950", 64),
-    "cuda:100": GPUTarget("cuda", 100, 32),
-    "cuda:90": GPUTarget("cuda", 90, 32),
-}
 
 NATIVE = ("hip:gfx950", "cuda:100")
 """Targets whose matrix units take MXFP4."""
@@ -131,48 +122,20 @@ def inspect(name: str, target: str, tile: GemmTile) -> Lowering:
     """Compile one case for one target and read its assembly."""
     kernel = compile_gemm(CASES[name], target, tile)
     if target.startswith("hip"):
-        text = kernel.asm["amdgcn"]
-        found = sorted(set(re.findall(r"\bv_mfma_\w+", text)))
-        registers, spills, local = (
-            _number(text, rf"\.{field}:\s*(\d+)")
-            for field in ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size")
-        )
-        spills += _number(text, r"\.sgpr_spill_count:\s*(\d+)")
+        found = re.findall(r"\bv_mfma_\w+", kernel.asm["amdgcn"])
     else:
-        text = kernel.asm["ptx"]
-        found = sorted(set(re.findall(r"\b(?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)[\w.:]*", text)))
-        log = _ptxas_log(text, TARGETS[target].arch)
-        registers = _number(log, r"Used (\d+) registers")
-        spills = sum(map(int, re.findall(r"(\d+) bytes spill", log)))
-        local = _number(log, r"(\d+) bytes stack frame")
+        found = re.findall(r"\b(?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)[\w.:]*", kernel.asm["ptx"])
+    taken = resources(kernel, target)
     return Lowering(
         target=target,
         case=name,
         tile=f"{tile.bm}x{tile.bn}x{tile.bk}, {tile.num_warps} warps",
-        instructions=found,
-        registers=registers,
-        spills=spills,
-        local_bytes=local,
+        instructions=sorted(set(found)),
+        registers=taken.registers,
+        spills=taken.spills,
+        local_bytes=taken.local_bytes,
         shared_bytes=kernel.metadata.shared,
     )
-
-
-def _number(text: str, pattern: str) -> int:
-    match = re.search(pattern, text)
-    if match is None:
-        raise RuntimeError(f"the compiler's output holds nothing like {pattern!r}")
-    return int(match[1])
-
-
-def _ptxas_log(ptx: str, arch: int) -> str:
-    """Return what Triton's own ptxas says of a PTX text under -v."""
-    tools = triton.knobs.nvidia
-    tool = tools.ptxas_blackwell if arch >= 100 else tools.ptxas
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
-        command = [tool.path, "-v", f"--gpu-name=sm_{arch}a", str(path), "-o", str(path.with_suffix(".cubin"))]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stderr
 
 
 def main(argv: list[str] | None = None) -> int:
