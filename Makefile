@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 SOURCES := $(shell git ls-files 'lptctl/*.py' 'engine/*.py' 'plotting/*.py' 2>/dev/null)
 
-.PHONY: help demo test soak lint format bench-cpu bench-gpu bench-gpu-peers bench-cli operator-table docs-tables constraints clean
+.PHONY: help demo test test-gpu soak lint format bench-cpu bench-gpu bench-gpu-peers bench-cli operator-table docs-tables constraints clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,9 @@ demo: .venv/.engine  ## Train several recipes on this machine and draw the compa
 
 test: .venv/.dev  ## Run every test (builds the environment first)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-gpu: .venv/.dev  ## Run the tests that need a GPU
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu --timeout 1800 tests/gpu
 
 soak: .venv/.dev  ## Run the long tests: full products, every fault, many random kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m soak --timeout 3600
