@@ -52,6 +52,8 @@ class Prepared:
     """Runs that another launcher left running; they are waited for."""
     workers: int
     """Runs at a time."""
+    threads: int
+    """CPU threads of a run that does not set its own."""
     code_digest: str
     """Digest of the engine snapshot."""
 
@@ -61,7 +63,7 @@ def launch_lock(sweep: SweepPaths) -> Iterator[None]:
     """Hold the sweep's launch lock.
 
     Raises:
-        LptError: if another launcher of this sweep is alive; nothing was changed.
+        UsageError: if another launcher of this sweep is alive; nothing was changed.
     """
     sweep.root.mkdir(parents=True, exist_ok=True)
     with sweep.lock.open("a+") as file:
@@ -70,7 +72,7 @@ def launch_lock(sweep: SweepPaths) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise LptError(
+            raise UsageError(
                 f"{sweep.root} is being launched already by {holder}; nothing was changed. Watch it with "
                 f"`lptctl sweep status {sweep.root} --watch` or stop it with `lptctl sweep cancel {sweep.root}`"
             ) from None
@@ -114,7 +116,7 @@ def freeze(file: SweepFile, expansion: Expansion, sweep: SweepPaths, options: La
         )
     workers, threads = pool_size(file, options)
     if not todo:
-        return Prepared(todo=[], live=_live(rows), workers=workers, code_digest=digest)
+        return Prepared(todo=[], live=_live(rows), workers=workers, threads=threads, code_digest=digest)
     corpora = _prepare_corpora(file, rows, sweep)
     configs = {}
     for row in todo:
@@ -138,7 +140,7 @@ def freeze(file: SweepFile, expansion: Expansion, sweep: SweepPaths, options: La
             runtime=dataclasses.replace(config.runtime, threads=run_threads),
         )
     _write(file, expansion, sweep, rows, configs, files if previous is None or changed else None)
-    return Prepared(todo=todo, live=_live(rows), workers=workers, code_digest=digest)
+    return Prepared(todo=todo, live=_live(rows), workers=workers, threads=threads, code_digest=digest)
 
 
 def _live(rows: list[PlanRow]) -> list[PlanRow]:

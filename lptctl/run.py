@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from pathlib import Path
 
 from engine.config import SweepPaths
 from lptctl.console import out, say
@@ -15,14 +15,18 @@ from lptctl.plan import make_plan
 from lptctl.state import State
 
 
-def run_prepared(file: Path, expansion: Expansion, sweep: SweepPaths, prepared: Prepared) -> int:
+def run_prepared(expansion: Expansion, sweep: SweepPaths, prepared: Prepared) -> int:
     """Run what is to be run; print the outcome; return the exit code."""
     skipped = len(expansion.runs) - len(prepared.todo) - len(prepared.live)
     count = len(prepared.todo)
+    waiting = f", {len(prepared.live)} still running from an earlier launch" if prepared.live else ""
+    threads = f"{prepared.threads} CPU thread{'s' if prepared.threads != 1 else ''} each"
     say(
-        f"{count} run{'s' if count != 1 else ''} to run, {skipped} done before, {prepared.workers} at a time; "
-        f"state and logs in {sweep.root}"
+        f"{count} run{'s' if count != 1 else ''} to run{waiting}, {skipped} done before, {prepared.workers} at a time, "
+        f"{threads}; state and logs in {sweep.root}"
     )
+    plot = shlex.join(["lptctl", "plot", str(sweep.root)])
+    again = f"the same command continues: {shlex.join(['lptctl', *sys.argv[1:]])}"
     code = _pool(sweep, prepared)
     rows = make_plan(expansion, sweep, launching=True)
     bad = [r for r in rows if r.status.state in (State.FAILED, State.NONFINITE)]
@@ -31,13 +35,13 @@ def run_prepared(file: Path, expansion: Expansion, sweep: SweepPaths, prepared: 
         paths = sweep.run(row.run.config.run_id)
         say(f"{row.status.state}: {row.run.config.run_id}: {row.status.reason}\n  log: {paths.log(row.status.attempt)}")
     if code == INTERRUPTED:
-        say(f"stopped: {finished} of {len(rows)} runs finished; the same command continues: lptctl sweep launch {file}")
+        say(f"stopped: {finished} of {len(rows)} runs finished; {again}")
         return INTERRUPTED
     if finished == len(rows):
-        say(f"all {len(rows)} runs finished; next: lptctl plot {sweep.root}")
+        say(f"all {len(rows)} runs finished; next: {plot}")
         return OK
-    say(f"{len(rows) - finished} of {len(rows)} runs did not finish ({len(bad)} failed or diverged); "
-        f"compare the rest with: lptctl plot {sweep.root}")  # fmt: skip
+    say(f"{len(rows) - finished} of {len(rows)} runs did not finish ({len(bad)} failed or diverged); compare the rest "
+        f"with: {plot}; {again}")  # fmt: skip
     return FAILED
 
 

@@ -32,7 +32,9 @@ def find_sweep(given: Path, runs: Path) -> SweepPaths:
         if (folder / "plan.json").is_file():
             return SweepPaths(folder.resolve())
     looked = " and ".join(str(c) for c in candidates)
-    raise UsageError(f"{given}: no launched sweep (looked for plan.json in {looked}); see `lptctl sweep launch`")
+    raise UsageError(
+        f"{given}: no launched sweep (looked for plan.json in {looked}); --runs names the folder of all sweeps"
+    )
 
 
 def _rows(sweep: SweepPaths) -> list[tuple[dict[str, Any], RunStatus]]:

@@ -36,6 +36,10 @@ MAX_SHOWN = 100
 """Columns of a source line shown under an error; a longer line is cut around the caret."""
 
 
+MAX_NODES = 1_000_000
+"""Values in a file, each alias counted as often as it is used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where something stands in the file, 0-based."""
@@ -104,6 +108,8 @@ class _Reader:
         from ruamel.yaml.nodes import MappingNode, ScalarNode
 
         self.values[path] = self.place(node)
+        if len(self.values) > MAX_NODES:
+            raise _TooLargeError
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if any(node is parent for parent in self.open_nodes):
@@ -166,6 +172,10 @@ class _Reader:
         return text if style is not None else core_scalar(text)
 
 
+class _TooLargeError(Exception):
+    """Aliases of aliases have multiplied."""
+
+
 class YamlFile:
     """A parsed YAML file that remembers where each key and value stands.
 
@@ -188,8 +198,15 @@ class YamlFile:
             ) from None
         self.lines = self.text.splitlines()
         self._reader = _Reader(lines=self.lines)
-        node = self._compose()
-        self.data: Any = None if node is None else self._reader.read(node, ())
+        try:
+            node = self._compose()
+            self.data: Any = None if node is None else self._reader.read(node, ())
+        except RecursionError:
+            raise UsageError(f"{path}: nested too deeply for a sweep file; drop some of the brackets") from None
+        except _TooLargeError:
+            raise UsageError(
+                f"{path}: more than {MAX_NODES:,} values once its aliases are written out; use fewer aliases"
+            ) from None
         if self._reader.problems:
             raise SweepFileError(self, self._reader.problems)
 

@@ -25,6 +25,7 @@ if [ ! -x .venv/bin/pip ]; then
 fi
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
+echo "installing the environment ($extra) into .venv; torch and the rest take a few minutes" >&2
 if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   if [ -n "${TORCH:-}" ]; then
     pip install -q "$TORCH"

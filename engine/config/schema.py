@@ -148,6 +148,10 @@ class OptimizerConfig:
         _raise(problems)
 
 
+_MAX_STEPS = 10**9
+"""More than any run has; a number above it is a slip."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
     """Steps, batch and compute dtype."""
@@ -165,6 +169,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         problems = _at_least(self, 1, "steps", "seq_len", "global_batch_size", "local_batch_size")
+        if self.steps > _MAX_STEPS:
+            problems.append(
+                Problem(path=("steps",), message=f"{self.steps} is too many; expected at most {_MAX_STEPS}")
+            )
         if not problems and self.global_batch_size % self.local_batch_size:
             problems.append(
                 Problem(

@@ -46,6 +46,8 @@ def new(file: FileArgument = Path("sweep.yaml")) -> None:
             out.write(TEMPLATE)
     except FileExistsError:
         raise UsageError(f"{file} exists; choose another name or delete it") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     say(f"wrote {file}; next: lptctl sweep plan {file}")
 
 
@@ -146,7 +148,7 @@ def launch(
     options = LaunchOptions(workers=workers, new_code=new_code, retry_nonfinite=retry_nonfinite)
     with launch_lock(sweep):
         prepared = freeze(spec, expansion, sweep, options)
-        raise typer.Exit(run_prepared(file, expansion, sweep, prepared))
+        raise typer.Exit(run_prepared(expansion, sweep, prepared))
 
 
 @app.command()

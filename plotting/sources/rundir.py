@@ -43,7 +43,7 @@ def discover(arguments: Sequence[str | Path]) -> list[Path]:
         if candidates and not runs:
             if not is_pattern and not path.exists():
                 problems.append(
-                    f"{argument}: no such file or directory; `lptctl sweep status` lists the sweeps there are"
+                    f"{argument}: no such file or directory; expected the folder of a sweep or a run, e.g. runs/demo"
                 )
             else:
                 problems.append(

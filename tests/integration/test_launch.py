@@ -154,12 +154,12 @@ def test_interrupt_stops_checkpointed_and_the_same_command_continues(tmp_path: P
 
 
 def test_killed_launcher_leaves_runs_that_the_next_one_adopts(tmp_path: Path, corpus: Path) -> None:
-    file = write_sweep(tmp_path, corpus, steps=80, recipes="bf16, lpt, uos")
+    file = write_sweep(tmp_path, corpus, steps=240, recipes="bf16, lpt, uos")
     launcher = start("sweep", "launch", file, cwd=tmp_path)
     sweep = SweepPaths(tmp_path / "runs" / "s")
     wait_for(lambda: all(steps_done(sweep, r) >= 2 for r in ("bf16", "lpt")), what="two running runs")
     second = lptctl("sweep", "launch", file, cwd=tmp_path)
-    assert second.returncode == 1
+    assert second.returncode == 2
     assert f"is being launched already by pid {launcher.pid}" in second.stderr
     waiting = json.loads(lptctl("sweep", "status", "s", "--json", cwd=tmp_path).stdout)
     assert {r["recipe"]: r["state"] for r in waiting}["uos"] == "queued"
