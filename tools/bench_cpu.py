@@ -19,7 +19,8 @@ import torchao
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
-from engine.formats import OperandOptions, make_hadamard, qdq
+from engine import formats, kernels
+from engine.formats import OperandOptions, make_hadamard
 from tools.machine import describe_machine, write_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,20 +35,25 @@ def candidates(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
         packed = MXTensor.to_mx(x, torch.float4_e2m1fn_x2, block_size=32, scaling_mode=mode)
         return packed.dequantize(x.dtype)
 
-    def ours(transform: Any = None, key: int | None = None, **options: Any) -> Callable[[], Any]:
+    def ours(run: Callable[..., Any], options: dict[str, Any]) -> Callable[[], Any]:
         chosen = OperandOptions(**options)
-        return lambda: qdq(x, chosen, transform=transform, key=key)
+        transform = random if chosen.hadamard == "random" else None
+        return lambda: run(x, chosen, transform=transform, key=12345 if chosen.rounding == "sr" else None)
 
+    cases: dict[str, dict[str, Any]] = {
+        "even": {},
+        "floor": {"scale_mode": "floor"},
+        "even, along the other axis": {"axis": -2},
+        "even, 32x32 tiles": {"block": "2d"},
+        "even, stochastic rounding": {"rounding": "sr"},
+        "even, Hadamard-32": {"hadamard": "random"},
+    }
     return {
         "torch.clone": lambda: torch.clone(x),
         "torchao eager, even": lambda: torchao_qdq(ScaleCalculationMode.EVEN),
         "torchao eager, floor": lambda: torchao_qdq(ScaleCalculationMode.FLOOR),
-        "even": ours(),
-        "floor": ours(scale_mode="floor"),
-        "even, along the other axis": ours(axis=-2),
-        "even, 32x32 tiles": ours(block="2d"),
-        "even, stochastic rounding": ours(rounding="sr", key=12345),
-        "even, Hadamard-32": ours(hadamard="random", transform=random),
+        **{f"reference, {name}": ours(formats.qdq, options) for name, options in cases.items()},
+        **{f"compiled, {name}": ours(kernels.qdq, options) for name, options in cases.items()},
     }
 
 
@@ -78,7 +84,8 @@ def main() -> None:
         f"`make bench-cpu` on {describe_machine()}, torch {torch.__version__}, torchao {torchao.__version__}, "
         f"{args.threads} threads; {SHAPE[0]}x{SHAPE[1]} values of N(0, 1); medians of {args.rounds} interleaved "
         "rounds.",
-        "Bandwidth counts the tensor read once and written once.",
+        "Bandwidth counts the tensor read once and written once. `reference` is engine.formats in PyTorch, `compiled` "
+        f"what the layers call (engine.kernels, path `{kernels.kernel_path('cpu').path}` here).",
     ]
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
