@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,33 @@ def test_version_and_unknown_command() -> None:
 
     assert __version__ in CliRunner().invoke(app, ["--version"]).output
     assert lptctl("swep").returncode == 2
+
+
+def test_alias_bombs_and_deep_nesting_are_refused_at_once(tmp_path: Path) -> None:
+    levels = [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 9)]
+    bomb = tmp_path / "bomb.yaml"
+    bomb.write_text("\n".join(["l0: &l0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", *levels]))
+    done = lptctl("sweep", "plan", str(bomb))
+    assert done.returncode == 2
+    assert "use fewer aliases" in done.stderr
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("a: " + "[" * 3000 + "]" * 3000)
+    done = lptctl("sweep", "plan", str(deep))
+    assert done.returncode == 2
+    assert "nested too deeply" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_is_not_utf8_gets_escapes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lptctl", "recipes", "list"], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "\\u2013" in done.stdout
+
+
+def test_too_many_steps_are_a_slip(tmp_path: Path) -> None:
+    done = lptctl("sweep", "plan", "sweeps/demo.yaml", "--set", f"training.steps={10**20}", "--runs", str(tmp_path))
+    assert done.returncode == 2
+    assert "is too many" in done.stderr
