@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from lptctl.errors import FAILED, INTERRUPTED, OK
 from lptctl.plan import PlanRow
 from lptctl.state import RunStatus, State, is_live, read_status
 
+NEARLY_FULL_BYTES = 1 << 16
+"""Free space below which a silent death is put down to the disk: even an event would hardly fit."""
 POLL_S = 0.2
 REFRESH_S = 1.0
 
@@ -166,6 +170,8 @@ class LocalPool:
             cause = "killed"
         else:
             message, cause = f"exit code {code} without a word; see {child.paths.log(child.attempt)}", "crash"
+            if shutil.disk_usage(child.paths.root).free < NEARLY_FULL_BYTES:
+                message = f"{os.strerror(errno.ENOSPC)}: {child.paths.root}; free space, then launch again ({message})"
         append_event(
             child.paths.events, "exit", attempt=child.attempt, code=code, cause=cause, step=None, message=message
         )
