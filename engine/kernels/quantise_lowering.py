@@ -161,9 +161,11 @@ def main(argv: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.quantise_lowering", description=__doc__)
     parser.add_argument("--target", nargs="*", default=["cuda:90"], choices=list(TARGETS), help="GPUs to compile for")
+    parser.add_argument("--case", nargs="*", choices=[name for name, _ in cases()], help="kernels (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(argv)
-    rows = [inspect(name, start, target) for target in args.target for name, start in cases()]
+    chosen = [(name, start) for name, start in cases() if args.case is None or name in args.case]
+    rows = [inspect(name, start, target) for target in args.target for name, start in chosen]
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0

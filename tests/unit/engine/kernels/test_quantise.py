@@ -102,8 +102,8 @@ def test_a_whole_tensor_of_nan() -> None:
 
 
 def test_thresholds_of_the_modes() -> None:
-    """Amax at each mode's threshold and one ulp beside it, over all exponents."""
-    exponents = torch.arange(0, 255, dtype=torch.int32)
+    """Amax at each mode's threshold and one ulp beside it, over the exponents."""
+    exponents = torch.cat([torch.arange(0, 255, 7), torch.arange(0, 5), torch.arange(250, 255)]).to(torch.int32)
     for dtype, ulp in ((torch.float32, 1), (torch.bfloat16, 1 << 16)):
         rows = []
         for mantissa in (0, 0x400000, 0x600000, 0x680000):
@@ -173,7 +173,7 @@ HYPOTHESIS = {
 }
 
 
-@settings(max_examples=60, **HYPOTHESIS)
+@settings(max_examples=40, **HYPOTHESIS)
 @given(**ANY_CASE)
 def test_any_shape(monkeypatch: pytest.MonkeyPatch, **case: Any) -> None:
     check_any_case(monkeypatch=monkeypatch, **case)
