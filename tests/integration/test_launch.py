@@ -79,7 +79,7 @@ def wait_for(condition: Any, *, what: str, timeout_s: float = 90) -> None:
 
 def fill(file: Path) -> None:
     """Write until the file system is full."""
-    with file.open("wb", buffering=0) as out:
+    with file.open("ab", buffering=0) as out:
         try:
             while True:
                 out.write(b"x" * (1 << 16))
@@ -257,7 +257,9 @@ def test_disk_fault_in_the_middle_of_a_run(tmp_path: Path, corpus: Path, fault: 
         wait_for(lambda: steps_done(sweep, "lpt") >= 6, what="steps")
         if fault == "full disk":
             filler = disk / "filler"
-            fill(filler)
+            while launcher.poll() is None:  # the rotation of checkpoints frees space again
+                fill(filler)
+                time.sleep(0.02)
         else:
             # A mount with files open for writing cannot become read-only, so the logs stay writable.
             checkpoints = runs_of(sweep)["lpt"].checkpoints
