@@ -120,12 +120,12 @@ def test_thresholds_of_the_modes() -> None:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[OperandOptions, tuple[int, ...]]:
     tiled = draw(st.booleans())
-    ndim = draw(st.integers(2 if tiled else 1, 4))
+    ndim = draw(st.integers(2 if tiled else 1, 3))
     axis = draw(st.sampled_from([ndim - 1, ndim - 2] if tiled else list(range(ndim))))
     shape = []
     for dim in range(ndim):
         blocked = dim >= ndim - 2 if tiled else dim == axis
-        shape.append(32 * draw(st.integers(0, 4)) if blocked else draw(st.integers(0, 9)))
+        shape.append(32 * draw(st.integers(0, 3)) if blocked else draw(st.integers(0, 7)))
     options = OperandOptions(
         block="2d" if tiled else "1d",
         axis=draw(st.sampled_from([axis, axis - ndim])),
