@@ -9,6 +9,7 @@ orientations. Non-contiguous tensors are copied once before a kernel reads them.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from engine.kernels import cpu
 from engine.kernels.hadamard import DeviceHadamard, key_number, key_tensor, on_device
 from engine.kernels.operand import Operand
 from engine.kernels.probe import kernel_path
+
+if TYPE_CHECKING:
+    from engine.kernels.launch import Draw
 
 Key = int | Tensor | None
 Transform = Hadamard | DeviceHadamard | None
@@ -54,7 +58,7 @@ def _host_transform(transform: Transform) -> Hadamard | None:
     return transform.to_transform() if isinstance(transform, DeviceHadamard) else transform
 
 
-def _draw(x: Tensor, key: Key, transform: Transform, row_offset: int):  # type: ignore[no-untyped-def]
+def _draw(x: Tensor, key: Key, transform: Transform, row_offset: int) -> Draw:
     from engine.kernels.launch import Draw
 
     return Draw(
