@@ -10,8 +10,10 @@ Importing this module imports Triton.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +25,18 @@ from engine.kernels.expand import expand_columns_kernel, expand_rows_kernel
 from engine.kernels.hadamard import DeviceHadamard
 from engine.kernels.numerics import INTERPRETED
 from engine.kernels.oneway import columns_kernel, rows_kernel
-from engine.kernels.operand import Operand
+from engine.kernels.operand import E2M1, Operand
+from engine.kernels.paired import columns_paired_kernel, rows_paired_kernel
+from engine.kernels.paired_down import down_paired_kernel
+from engine.kernels.paired_two import two_paired_kernel
 from engine.kernels.rotated_rows import rotated_rows_kernel
 from engine.kernels.twoway import twoway_kernel
 
 _HALF = 32
+_PAIRED_HALF = 128
 _LANES = 8
+_GRID_ROWS = 65535
+"""CUDA's bound on the second and third dimension of a grid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +60,18 @@ TILES: dict[str, Tile] = {
     "twoway": Tile(size=64, num_warps=1),
     "expand_rows": Tile(size=128, num_warps=4),
     "expand_columns": Tile(size=64, num_warps=1),
+    "paired rows": Tile(size=128, num_warps=4),
+    "paired columns": Tile(size=64, num_warps=1),
+    "paired columns hadamard": Tile(size=128, num_warps=2),
+    "paired tiles": Tile(size=64, num_warps=1),
+    "paired twoway": Tile(size=64, num_warps=1),
+    "paired twoway hadamard": Tile(size=128, num_warps=2),
 }
 """Tile of a kernel and its options, ``KERNEL [packed] [hadamard] [sr]``; fewer words stand for those with more.
 
-Chosen so that a thread holds eight neighbouring values and a warp all 32 rows of its columns: then amax, noise and
-butterflies need no other warp. ``tools/bench_gpu.py --tiles`` measures the alternatives.
+``paired``: the kernels of ``engine.kernels.paired``. Chosen so that a thread holds eight neighbouring values and a warp
+all 32 rows of its columns: then amax, noise and butterflies need no other warp. ``tools/bench_gpu.py --tiles``
+measures the alternatives.
 """
 
 
@@ -80,8 +95,8 @@ class Launch:
 
     kernel: Any
     """The Triton function."""
-    programs: int
-    """Size of the grid."""
+    grid: tuple[int, ...]
+    """Programs, in up to three dimensions."""
     arguments: tuple[Any, ...]
     """Tensors and numbers, in the order of the kernel's parameters."""
     constants: dict[str, Any]
@@ -93,7 +108,7 @@ class Launch:
         """Start it on the device of the first tensor."""
         device = self.arguments[0].device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            self.kernel[(self.programs,)](*self.arguments, **self.constants, **self.options)
+            self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -145,13 +160,115 @@ def _columns_of(rows: int, columns: int, tile: Tile) -> int:
     return rows // BLOCK_SIZE * -(-columns // tile.size)
 
 
-def quantise(
+@functools.lru_cache(maxsize=64)
+def computes_on_pairs(device: torch.device) -> bool:
+    """Tell whether a device's kernels work on pairs: NVIDIA GPUs from 9.0 on, and the interpreter, which tests them."""
+    if device.type == "cuda" and torch.version.hip is None and not INTERPRETED.value:
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+    return INTERPRETED.value
+
+
+def _takes_pairs(pairs: bool | None, x: Tensor, outs: tuple[Tensor, ...], operands: tuple[Operand, ...]) -> bool:
+    """Tell whether a kernel on pairs serves a case; ``pairs`` None asks the device."""
+    return (
+        (computes_on_pairs(x.device) if pairs is None else pairs)
+        and all(tensor.dtype in (torch.bfloat16, torch.uint8) and tensor.data_ptr() % 4 == 0 for tensor in (x, *outs))
+        and not any(operand.clip for operand in operands)
+    )
+
+
+def _paired_constants(operand: Operand) -> dict[str, Any]:
+    """Return the constants that every kernel on pairs takes."""
+    (bits,) = struct.unpack(">H", struct.pack(">f", operand.element.top)[:2])
+    return {"TOP": bits, "PTX": not INTERPRETED.value}
+
+
+def _row_grid(rows: int, columns: int, tile: Tile) -> tuple[int, int, int]:
+    """Return the grid of ``paired.row_block_of``."""
+    blocks = rows // BLOCK_SIZE
+    return -(-columns // tile.size), min(blocks, _GRID_ROWS), -(-blocks // _GRID_ROWS)
+
+
+def _quantise_pairs(
     x: Tensor, operand: Operand, draw: Draw, out: Tensor, scales: Tensor | None, count: Tensor | None
+) -> Launch | None:
+    """Return the launch of :func:`quantise` on pairs, if a kernel serves the case."""
+    transform, packed = draw.transform, scales is not None
+    along_rows = operand.axis == x.ndim - 1
+    one_dim = operand.block == "1d"
+    rows, columns = matrix(x.shape, operand.axis, operand.block)
+    if (
+        (packed and operand.element is not E2M1)
+        or (transform is not None and (packed or along_rows))
+        or (packed and not one_dim and not along_rows)
+        or columns % 2
+        or (operand.sr and (columns % _LANES or draw.first % _LANES))
+    ):
+        return None
+    kind = "tiles" if not one_dim else "rows" if along_rows else "columns"
+    tile = tile_for("paired " + kind, packed=packed, hadamard=transform is not None, sr=operand.sr)
+    constants = operand.constants() | _paired_constants(operand) | {"WIDE": _wide(draw, x.numel())}
+    del constants["CLIP"]
+    key = x if draw.key is None else draw.key
+    counted = x if count is None else count
+    first = draw.first // _LANES
+    if kind == "rows":
+        blocks = x.numel() // BLOCK_SIZE
+        return Launch(
+            kernel=rows_paired_kernel,
+            grid=(_blocks_of(x.numel(), tile),),
+            arguments=(x, out, out if scales is None else scales, counted, key, blocks, first, _PAIRED_HALF),
+            constants=constants | {"R": tile.size, "PACK": packed, "FULL": blocks % tile.size == 0},
+            num_warps=tile.num_warps,
+        )
+    constants |= {"C": tile.size, "LONG": _long(columns), "FULL": columns % tile.size == 0}
+    if packed and one_dim:
+        return Launch(
+            kernel=down_paired_kernel,
+            grid=_row_grid(rows, columns, tile),
+            arguments=(x, out, scales, key, rows, columns, first, _PAIRED_HALF),
+            constants=constants,
+            num_warps=tile.num_warps,
+        )
+    stages = (x, x) if transform is None else (transform.permutation, transform.signs)
+    return Launch(
+        kernel=columns_paired_kernel,
+        grid=_row_grid(rows, columns, tile),
+        arguments=(
+            *(x, out, out if scales is None else scales, counted, key),
+            *(*stages, rows, columns, first, _PAIRED_HALF),
+        ),
+        constants=constants | _stages(transform) | {"PACK": packed, "TILED": not one_dim},
+        num_warps=tile.num_warps,
+    )
+
+
+def _stages(transform: DeviceHadamard | None) -> dict[str, Any]:
+    return {
+        "STAGES": len(transform.signs) if transform else 0,
+        "PERMUTED": transform is not None and transform.kind != "fixed",
+    }
+
+
+def quantise(
+    x: Tensor,
+    operand: Operand,
+    draw: Draw,
+    out: Tensor,
+    scales: Tensor | None,
+    count: Tensor | None,
+    *,
+    pairs: bool | None = None,
 ) -> Launch:
     """Quantise contiguous, non-empty x into ``out``: packed codes if ``scales`` is given, else dequantised values.
 
-    ``count`` (int64, 0-dim) is increased by the number of non-finite blocks; only read without ``scales``.
+    ``count`` (int64, 0-dim) is increased by the number of non-finite blocks; only read without ``scales``. ``pairs``
+    says whether the GPU computes on pairs, for tensors that are on none.
     """
+    if _takes_pairs(pairs, x, (out,), (operand,)):
+        on_pairs = _quantise_pairs(x, operand, draw, out, scales, count)
+        if on_pairs is not None:
+            return on_pairs
     transform = draw.transform
     stages = len(transform.signs) if transform else 0
     kind = "rows" if operand.block == "1d" and operand.axis == x.ndim - 1 else "columns"
@@ -167,7 +284,7 @@ def quantise(
         "TOP_OUT": torch.finfo(out.dtype).max if out.dtype.is_floating_point else 0.0,
     }
     if kind == "columns" or stages:
-        constants |= {"STAGES": stages, "PERMUTED": transform is not None and transform.kind != "fixed"}
+        constants |= _stages(transform)
     pointers = (
         x,
         out,
@@ -183,7 +300,7 @@ def quantise(
             constants["FULL"] = blocks % tile.size == 0
         return Launch(
             kernel=rotated_rows_kernel if stages else rows_kernel,
-            programs=_blocks_of(x.numel(), tile),
+            grid=(_blocks_of(x.numel(), tile),),
             arguments=(*pointers, *(stage_pointers if stages else ()), blocks, first, _HALF),
             constants=constants | {"R": tile.size},
             num_warps=tile.num_warps,
@@ -197,7 +314,7 @@ def quantise(
     }
     return Launch(
         kernel=columns_kernel,
-        programs=_columns_of(rows, columns, tile),
+        grid=(_columns_of(rows, columns, tile),),
         arguments=(*pointers, *stage_pointers, columns, first, _HALF),
         constants=constants,
         num_warps=tile.num_warps,
@@ -212,36 +329,57 @@ def quantise_two(
     outs: tuple[Tensor, Tensor],
     scales: tuple[Tensor | None, Tensor | None],
     count: Tensor,
+    *,
+    pairs: bool | None = None,
 ) -> Launch:
     """Quantise contiguous, non-empty x [M, K], multiples of 32, along K and along M in one pass.
 
-    ``count`` is int64 [2]. The transform of ``draws[1]`` is applied along M; ``draws[0]`` must have none.
+    ``count`` is int64 [2]. The transform of ``draws[1]`` is applied along M; ``draws[0]`` must have none. ``pairs`` as
+    in :func:`quantise`.
     """
     transform = draws[1].transform
-    sr = rows_operand.sr or columns_operand.sr
-    tile = tile_for("twoway", packed=scales[0] is not None, hadamard=transform is not None, sr=sr)
+    on_pairs = scales == (None, None) and _takes_pairs(pairs, x, outs, (rows_operand, columns_operand))
+    tile = tile_for(
+        "paired twoway" if on_pairs else "twoway",
+        packed=scales[0] is not None,
+        hadamard=transform is not None,
+        sr=rows_operand.sr or columns_operand.sr,
+    )
     rows, columns = x.shape
+    stage_pointers = (x, x) if transform is None else (transform.permutation, transform.signs)
     constants = rows_operand.constants("0") | columns_operand.constants("1")
     constants["ELEMENT"] = constants.pop("ELEMENT0")
     del constants["ELEMENT1"]
-    constants |= {
+    constants |= _stages(transform) | {
         "C": tile.size,
-        "PACK0": scales[0] is not None,
-        "PACK1": scales[1] is not None,
-        "STAGES": len(transform.signs) if transform else 0,
-        "PERMUTED": transform is not None and transform.kind != "fixed",
         "WIDE": _wide(draws[0], x.numel()),
         "LONG": _long(columns),
+    }
+    if on_pairs:
+        del constants["CLIP0"], constants["CLIP1"]
+        keys = [x if draw.key is None else draw.key for draw in draws]
+        return Launch(
+            kernel=two_paired_kernel,
+            grid=_row_grid(rows, columns, tile),
+            arguments=(
+                *(x, outs[0], keys[0], outs[1], keys[1], count, *stage_pointers),
+                *(rows, columns, draws[0].first // _LANES, _PAIRED_HALF),
+            ),
+            constants=constants | _paired_constants(rows_operand) | {"FULL": columns % tile.size == 0},
+            num_warps=tile.num_warps,
+        )
+    constants |= {
+        "PACK0": scales[0] is not None,
+        "PACK1": scales[1] is not None,
         "TOP_OUT": max((torch.finfo(o.dtype).max for o in outs if o.dtype.is_floating_point), default=0.0),
     }
     operands = [
         (out, out if scale is None else scale, x if draw.key is None else draw.key)
         for out, scale, draw in zip(outs, scales, draws, strict=True)
     ]
-    stage_pointers = (x, x) if transform is None else (transform.permutation, transform.signs)
     return Launch(
         kernel=twoway_kernel,
-        programs=_columns_of(rows, columns, tile),
+        grid=(_columns_of(rows, columns, tile),),
         arguments=(x, *operands[0], *operands[1], count, *stage_pointers, columns, draws[0].first // _LANES, _HALF),
         constants=constants,
         num_warps=tile.num_warps,
@@ -256,7 +394,7 @@ def dequantise(codes: Tensor, scales: Tensor, shape: torch.Size, operand: Operan
         tile = tile_for("expand_rows")
         return Launch(
             kernel=expand_rows_kernel,
-            programs=_blocks_of(out.numel(), tile),
+            grid=(_blocks_of(out.numel(), tile),),
             arguments=(codes, scales, out, out.numel() // BLOCK_SIZE),
             constants=constants | {"R": tile.size},
             num_warps=tile.num_warps,
@@ -271,7 +409,7 @@ def dequantise(codes: Tensor, scales: Tensor, shape: torch.Size, operand: Operan
     }
     return Launch(
         kernel=expand_columns_kernel,
-        programs=_columns_of(rows, columns, tile),
+        grid=(_columns_of(rows, columns, tile),),
         arguments=(codes, scales, out, columns),
         constants=constants,
         num_warps=tile.num_warps,

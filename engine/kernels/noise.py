@@ -53,6 +53,16 @@ def philox(counter, key, WIDE: tl.constexpr):
 
 
 @triton.jit
+def group_words(counter, key, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr):
+    """Return noise words (uint32 [ROWS, COLS / 2]) for groups of eight elements with counters [ROWS, COLS / 8].
+
+    A word holds the bits of two neighbours, the even one's in its low half.
+    """
+    w0, w1, w2, w3 = philox(counter, key, WIDE)
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (ROWS, COLS // 2))
+
+
+@triton.jit
 def group_noise(counter, key, half, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr):
     """Return r << 6 | 32 (int32 [ROWS, COLS]) for groups of eight elements with counters [ROWS, COLS / 8].
 
@@ -60,8 +70,7 @@ def group_noise(counter, key, half, ROWS: tl.constexpr, COLS: tl.constexpr, WIDE
     expression cost an instruction more. ``NARROW`` makes the noise pass through 16-bit integers, half as many bytes
     where it must move to other threads.
     """
-    w0, w1, w2, w3 = philox(counter, key, WIDE)
-    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (ROWS, COLS // 2))
+    words = group_words(counter, key, ROWS, COLS, WIDE)
     if NARROW:
         halves = tl.join(words.to(tl.uint16), (words >> 16).to(tl.uint16))
         return (tl.reshape(halves, (ROWS, COLS)).to(tl.int32) << 6) | half

@@ -89,15 +89,14 @@ def scale_byte(code, top):
 
 
 @triton.jit
-def round_nearest(a, MBITS: tl.constexpr, EMIN: tl.constexpr, TOP: tl.constexpr):
-    """Round a >= 0 to the nearest element, ties to the even code, values above TOP to TOP.
+def round_nearest(a, MBITS: tl.constexpr, EMIN: tl.constexpr):
+    """Round a >= 0 to the nearest multiple of an element's spacing there, ties to the even code.
 
     The spacing at a is a power of two, 2^(max(exponent, EMIN) - MBITS); adding and subtracting 1.5 * 2^23 of them
     makes the fp32 adder round.
     """
     MAGIC: tl.constexpr = 1.5 * 2.0 ** (23 - MBITS)
     SMALLEST: tl.constexpr = (127 + EMIN) << 23
-    a = tl.minimum(a, TOP)
     binade = as_float(tl.maximum(as_int(a) & _EXPONENT, SMALLEST))
     return tl.fma(binade, -MAGIC, tl.fma(binade, MAGIC, a))
 
@@ -134,7 +133,7 @@ def quantise_magnitude(x, inverse, noise, SR: tl.constexpr, CLIP: tl.constexpr, 
     a = a * inverse
     if SR:
         return round_stochastic_doubled(a, noise)
-    return round_nearest(a, FORMAT[0], FORMAT[1], FORMAT[2])
+    return round_nearest(tl.minimum(a, FORMAT[2]), FORMAT[0], FORMAT[1])
 
 
 @triton.jit

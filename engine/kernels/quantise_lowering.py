@@ -77,15 +77,19 @@ def _codes_and_scales(options: OperandOptions) -> tuple[Tensor, Tensor]:
     return _on_meta(*halved, dtype=torch.uint8), _on_meta(*layout.scales, dtype=torch.uint8)
 
 
-def _two(rows: OperandOptions, columns: OperandOptions) -> Launch:
+def _two(rows: OperandOptions, columns: OperandOptions, pairs: bool) -> Launch:
     x, out = _on_meta(*SHAPE, dtype=torch.bfloat16), _on_meta(*SHAPE, dtype=torch.bfloat16)
     operands = Operand.of(rows, 2), Operand.of(columns, 2)
     count = _on_meta(2, dtype=torch.int64)
-    return launch.quantise_two(x, *operands, (_draw(rows), _draw(columns)), (out, out), (None, None), count)
+    draws = _draw(rows), _draw(columns)
+    return launch.quantise_two(x, *operands, draws, (out, out), (None, None), count, pairs=pairs)
 
 
-def cases() -> Iterator[tuple[str, Launch]]:
-    """Yield a name and a launch for every kernel and the options that a recipe uses."""
+def cases(*, pairs: bool) -> Iterator[tuple[str, Launch]]:
+    """Yield a name and a launch for every kernel and the options that a recipe uses.
+
+    ``pairs``: whether the GPU computes on pairs, see ``launch.computes_on_pairs``.
+    """
     x, out = _on_meta(*SHAPE, dtype=torch.bfloat16), _on_meta(*SHAPE, dtype=torch.bfloat16)
     count = _on_meta(dtype=torch.int64)
     rtn, sr = OperandOptions(), OperandOptions(rounding="sr")
@@ -105,19 +109,21 @@ def cases() -> Iterator[tuple[str, Launch]]:
         "tiles": tiles,
     }
     for name, options in named.items():
-        yield f"QDQ {name}", launch.quantise(x, Operand.of(options, 2), _draw(options), out, None, count)
+        operand = Operand.of(options, 2)
+        yield f"QDQ {name}", launch.quantise(x, operand, _draw(options), out, None, count, pairs=pairs)
     for name in ("rows", "rows, SR", "columns", "columns, Hadamard", "tiles"):
         options = named[name]
         codes, scales = _codes_and_scales(options)
-        yield f"quantise {name}", launch.quantise(x, Operand.of(options, 2), _draw(options), codes, scales, None)
+        operand = Operand.of(options, 2)
+        yield f"quantise {name}", launch.quantise(x, operand, _draw(options), codes, scales, None, pairs=pairs)
     for name in ("rows", "columns", "tiles"):
         codes, scales = _codes_and_scales(named[name])
         yield f"dequantise {name}", launch.dequantise(codes, scales, x.shape, Operand.of(named[name], 2), out)
-    yield "two orientations", _two(rtn, columns)
-    yield "two orientations, columns with Hadamard and SR", _two(rtn, hadamard_sr)
-    yield "two orientations, both SR, columns with Hadamard", _two(sr, hadamard_sr)
+    yield "two orientations", _two(rtn, columns, pairs)
+    yield "two orientations, columns with Hadamard and SR", _two(rtn, hadamard_sr, pairs)
+    yield "two orientations, both SR, columns with Hadamard", _two(sr, hadamard_sr, pairs)
     eight = Operand.of_fp8(MXFP8Options(), 2)
-    yield "QDQ rows, E4M3", launch.quantise(x, eight, launch.NO_DRAW, out, None, count)
+    yield "QDQ rows, E4M3", launch.quantise(x, eight, launch.NO_DRAW, out, None, count, pairs=pairs)
 
 
 def compile_launch(start: Launch, target: str) -> Any:
@@ -161,11 +167,15 @@ def main(argv: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.quantise_lowering", description=__doc__)
     parser.add_argument("--target", nargs="*", default=["cuda:90"], choices=list(TARGETS), help="GPUs to compile for")
-    parser.add_argument("--case", nargs="*", choices=[name for name, _ in cases()], help="kernels (default: all)")
+    parser.add_argument("--case", nargs="*", choices=[name for name, _ in cases(pairs=False)], help="default: all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(argv)
-    chosen = [(name, start) for name, start in cases() if args.case is None or name in args.case]
-    rows = [inspect(name, start, target) for target in args.target for name, start in chosen]
+    rows = [
+        inspect(name, start, target)
+        for target in args.target
+        for name, start in cases(pairs=target.startswith("cuda"))
+        if args.case is None or name in args.case
+    ]
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0

@@ -243,13 +243,14 @@ def test_counters_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
             assert_equals_reference(sample((32, 64), torch.float32), options, row_offset=row_offset)
 
 
-def test_offsets_beyond_31_bits_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [("columns_kernel", torch.float32), ("columns_paired_kernel", DTYPES[1])])
+def test_offsets_beyond_31_bits_within_a_block(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 2^26 values and more put 32 rows beyond 2^31; here the 64-bit offsets run on a small matrix."""
-    x = sample((32, 96), torch.bfloat16)
+    x = sample((32, 96), dtype)
     options = OperandOptions(axis=-2)
     expected, _ = kernels.qdq(x, options)
     calls = []
-    kernel = launch.columns_kernel
+    kernel = getattr(launch, name)
 
     class Long:
         def __getitem__(self, grid: Any) -> Any:
@@ -259,7 +260,7 @@ def test_offsets_beyond_31_bits_within_a_block(monkeypatch: pytest.MonkeyPatch) 
 
             return run
 
-    monkeypatch.setattr(launch, "columns_kernel", Long())
+    monkeypatch.setattr(launch, name, Long())
     values, _ = kernels.qdq(x, options)
     assert calls == [False]
     assert same_bits(values, expected)
