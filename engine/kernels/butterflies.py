@@ -24,6 +24,18 @@ def _butterfly_rows(x, COLS: tl.constexpr):
 
 
 @triton.jit
+def per_row(pointer, COLS: tl.constexpr):
+    """Return the 32 values at ``pointer`` for the rows of a tensor of COLS columns.
+
+    Read as often as there are threads, if those hold some 64 values each: fewer reads count as cheap for Triton, and
+    every thread would do all of them, and what is computed from them, instead of taking over results.
+    """
+    COPIES: tl.constexpr = COLS // 64 if COLS > 64 else 1
+    values = tl.load(pointer + (tl.arange(0, 32 * COPIES) & 31))
+    return tl.reshape(values, (COPIES, 32))
+
+
+@triton.jit
 def inverse(permutation):
     """Return the inverse (int32 [32]) of a permutation of 0..31."""
     i = tl.arange(0, 32)
@@ -43,6 +55,6 @@ def hadamard_rows(x, permutation_ptr, sign_ptr, COLS: tl.constexpr, STAGES: tl.c
             there = tl.load(permutation_ptr + 32 * stage + i)
             source = tl.gather(back, there, axis=0)
             x = tl.gather(x, tl.broadcast_to(source[:, None], (32, COLS)), axis=0)
-        factor = tl.load(sign_ptr + 32 * stage + i) * _SCALE
+        factor = tl.max(per_row(sign_ptr + 32 * stage, COLS) * _SCALE, axis=0)
         x = _butterfly_rows(x, COLS) * factor[:, None]
     return x

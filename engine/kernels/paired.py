@@ -279,8 +279,8 @@ def columns_paired_kernel(
         store_words((words_at(out_ptr) + base + word)[:, None] + to[None, :], tl.trans(y), inside, FULL)
     else:
         inside = (word < words)[None, :]
-        at = base + (row_offsets(permutation_ptr, words, False, LONG)[:, None] + word[None, :])
-        x = load_words(words_at(x_ptr) + at, inside, FULL)
+        at = row_offsets(permutation_ptr, words, False, LONG)[:, None] + word[None, :]
+        x = load_words(words_at(x_ptr) + base + at, inside, FULL)
         noise = x
         if SR:
             noise = tile_words(key_ptr, first, row_block, row, column_block, columns, 32, C, WIDE)
@@ -307,7 +307,7 @@ def columns_paired_kernel(
             keep = spread(tl.where(finite, -1, 0), C // 2, 16)
             keep = tl.broadcast_to(keep[None, :], (32, C // 2))
             packed = bytes_along(code_bits2(rounded, ELEMENT[1], PTX), x, keep, PTX)
-            store_words(out_ptr + at, packed, inside, FULL)
+            store_words(out_ptr + base + at, packed, inside, FULL)
         else:
             y = with_signs2(mul2(rounded, scale[None, :], PTX), x)
-            store_words(words_at(out_ptr) + at, y, inside, FULL)
+            store_words(words_at(out_ptr) + base + at, y, inside, FULL)

@@ -54,9 +54,9 @@ def down_paired_kernel(
     row = 2 * pair
     if LONG:
         pair = pair.to(tl.int64)
-    at = row_block.to(tl.int64) * 32 * words + (2 * pair[:, None] * words + word[None, :])
-    even = load_words(words_at(x_ptr) + at, inside, FULL)
-    odd = load_words(words_at(x_ptr) + at + words, inside, FULL)
+    block = words_at(x_ptr) + row_block.to(tl.int64) * 32 * words
+    even = load_words(block + (2 * pair[:, None] * words + word[None, :]), inside, FULL)
+    odd = load_words(block + ((2 * pair + 1)[:, None] * words + word[None, :]), inside, FULL)
     top = max_magnitude2(amax2(magnitude2(even), 0, PTX), amax2(magnitude2(odd), 0, PTX), PTX)
     code, inverse, _ = block_scale2(top, SCALE[0], SCALE[1], SCALE[2], PTX)
     even_noise, odd_noise = even, odd
@@ -72,8 +72,8 @@ def down_paired_kernel(
     low_finite, high_finite = (top & 0xFFFF) < 0x7F80, top < 0x7F800000
     keep = tl.where(low_finite, 0xFFFF, 0) | tl.where(high_finite, -(1 << 16), 0)
     bytes_ = bytes_down(even_bits, even, odd_bits, odd, tl.broadcast_to(keep[None, :], (16, C // 2)), PTX)
-    to = row_block.to(tl.int64) * 16 * words + (pair[:, None] * words + word[None, :])
-    store_words(out_ptr.to(tl.pointer_type(tl.uint16)) + to, bytes_, inside, FULL)
+    block = out_ptr.to(tl.pointer_type(tl.uint16)) + row_block.to(tl.int64) * 16 * words
+    store_words(block + (pair[:, None] * words + word[None, :]), bytes_, inside, FULL)
     scales = tl.where(low_finite, (code >> 7) & 0xFF, 255) | (tl.where(high_finite, code >> 23, 255) << 8)
     to_scale = scale_ptr.to(tl.pointer_type(tl.uint16)) + row_block.to(tl.int64) * words + word
     store_words(to_scale, scales.to(tl.uint16), word < words, FULL)

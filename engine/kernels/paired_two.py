@@ -63,8 +63,8 @@ def two_paired_kernel(
     word = column_block * (C // 2) + tl.arange(0, C // 2)
     base = row_block.to(tl.int64) * 32 * words
     inside = (word < words)[None, :]
-    at = base + (row_offsets(permutation_ptr, words, False, LONG)[:, None] + word[None, :])
-    x = load_words(words_at(x_ptr) + at, inside, FULL)
+    at = row_offsets(permutation_ptr, words, False, LONG)[:, None] + word[None, :]
+    x = load_words(words_at(x_ptr) + base + at, inside, FULL)
 
     blocks = tl.reshape(x, (C, 16))
     magnitude = magnitude2(blocks)
@@ -78,7 +78,7 @@ def two_paired_kernel(
         noise = tl.reshape(noise, (C, 16))
     rounded = rounded2(magnitude, inverse[:, None], noise, half, SR0, ELEMENT, TOP, PTX)
     y = with_signs2(mul2(rounded, scale[:, None], PTX), blocks)
-    store_words(words_at(out0_ptr) + at, tl.reshape(y, (32, C // 2)), inside, FULL)
+    store_words(words_at(out0_ptr) + base + at, tl.reshape(y, (32, C // 2)), inside, FULL)
 
     if STAGES > 0:
         # Read again, from the cache, in the order of the transform.
@@ -121,4 +121,4 @@ def two_paired_kernel(
             noise = tile_words(key1_ptr, first, row_block, row, column_block, columns, 32, C, WIDE)
         rounded = rounded2(magnitude, inverse[None, :], noise, half, SR1, ELEMENT, TOP, PTX)
         y = with_signs2(mul2(rounded, scale[None, :], PTX), x)
-        store_words(words_at(out1_ptr) + at, y, inside, FULL)
+        store_words(words_at(out1_ptr) + base + at, y, inside, FULL)
